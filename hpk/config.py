@@ -1,0 +1,145 @@
+"""Settings: ``~/.hpk/config.toml`` < ``HPK_…`` environment variables < command line, read once, frozen.
+
+Each field says its unit, its default and why.  An unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from dataclasses import dataclass, fields
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors, jobdir
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE_NAME = "config.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that a user or a site may choose; see ``scripts/hpk.sbatch`` for the same in an administrator's words."""
+
+    state: Path = Path("~/.hpk")
+    """Control plane, pod directories, exit records; on the file system that all nodes share."""
+    images: Path | None = None
+    """Converted images, by manifest digest; on the shared file system.  Default: ``<state>/images``."""
+    scratch: str = "${TMPDIR:-/tmp}"
+    """Volumes and container file systems, on the compute node's own disk; expanded by the job's shell."""
+    image: Path | None = None
+    """hpk.sif.  Default: ``<state>/hpk.sif``, where ``hpk.sif install`` puts it."""
+
+    node_name: str = "hpk"
+    """The one node's name."""
+    max_pods: int = 1000
+    """Pods the node accepts; upstream's 110 is a limit of one machine, not of a cluster."""
+
+    flags: str = ""
+    """sbatch flags for every pod's job, before those of the pod's own annotation."""
+    prelude: str = ""
+    """Shell lines at the start of every job, such as ``module load apptainer``."""
+    apptainer: str = "apptainer"
+    """The site's Apptainer command."""
+    poll_seconds: float = 15.0
+    """Pause between questions to slurmctld when nothing calls for one; it is shared by hundreds of users."""
+    gateway: Path | None = None
+    """The gateway's Unix socket on this host; set by hpk.sbatch and the launcher."""
+
+    network: str = "auto"
+    """``auto``, ``flannel`` or ``host``."""
+    service_cidr: str = "10.96.0.0/16"
+    """ClusterIPs."""
+    pod_cidr: str = "10.244.0.0/16"
+    """Pods' addresses, as far as HPK gives them (Flannel's are the site's)."""
+    cluster_domain: str = "cluster.local"
+    """The DNS domain of services."""
+
+    insecure_registries: tuple[str, ...] = ()
+    """``host:port`` of registries that speak plain HTTP; comma-separated in the environment."""
+
+    control_plane_memory: int = 512
+    """MiB: the soft limit (GOMEMLIMIT) of the API server."""
+    log_level: str = "info"
+    """``debug``, ``info``, ``warning`` or ``error``."""
+
+    @property
+    def directory(self) -> jobdir.State:
+        """The state directory's paths."""
+        return jobdir.State(str(self.state))
+
+    @property
+    def images_directory(self) -> Path:
+        """Where converted images are."""
+        return self.images or self.state / "images"
+
+    @property
+    def image_file(self) -> Path:
+        """The program's own image."""
+        return self.image or self.state / "hpk.sif"
+
+
+NETWORKS = ("auto", "flannel", "host")
+
+
+def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
+    """Read the settings once.
+
+    Args:
+        environment: Usually ``os.environ``; ``HPK_STATE`` also says where the file is.
+        flags: Values from the command line, by field name; None values do not count.
+
+    Raises:
+        errors.Fatal: An unknown key or a value of the wrong kind, by name.
+    """
+    known = {field.name for field in fields(Settings)}
+    state = Path((flags or {}).get("state") or environment.get("HPK_STATE") or "~/.hpk").expanduser()
+    values: dict[str, Any] = {}
+    file = state / FILE_NAME
+    if file.exists():
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except tomllib.TOMLDecodeError as error:
+            raise errors.Fatal(f"Cannot read {file}: {error}") from error
+        for key in values.keys() - known:
+            raise errors.Fatal(f"Cannot use {file}: unknown setting '{key}'{_nearest(key, known)}")
+    for name in known:
+        if (text := environment.get(f"HPK_{name.upper()}")) not in (None, ""):
+            values[name] = text
+    values |= {key: value for key, value in (flags or {}).items() if value is not None}
+    return _checked(values | {"state": state})
+
+
+def _nearest(key: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(key, sorted(known), n=1)
+    return f" (did you mean '{near[0]}'?)" if near else f" (known: {', '.join(sorted(known))})"
+
+
+def _checked(values: dict[str, Any]) -> Settings:
+    made = {name: _as_field(name, value) for name, value in values.items()}
+    settings = Settings(**made)
+    if settings.network not in NETWORKS:
+        raise errors.Fatal(f"Cannot use network '{settings.network}' (known: {', '.join(NETWORKS)})")
+    for cidr in (settings.service_cidr, settings.pod_cidr):
+        try:
+            IPv4Network(cidr)
+        except ValueError as error:
+            raise errors.Fatal(f"Cannot use the CIDR '{cidr}': {error}") from error
+    return settings
+
+
+def _as_field(name: str, value: Any) -> Any:
+    kind = {field.name: str(field.type) for field in fields(Settings)}[name]
+    try:
+        if "Path" in kind:
+            return Path(os.path.expandvars(str(value))).expanduser()
+        if "tuple" in kind:
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(part.strip() for part in parts if part.strip())
+        return {"int": int, "float": float}.get(kind, str)(value)
+    except (TypeError, ValueError) as error:
+        raise errors.Fatal(f"Cannot use setting {name}: {value!r} is not of type {kind}") from error

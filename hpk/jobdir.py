@@ -1,0 +1,106 @@
+"""Every path under ``~/.hpk``, and how the files there are written: the one place that knows.
+
+Only the standard library's cheap part is imported: the agent reads this before the first container starts.
+All directories are 0700 and all files 0600; a write is whole or not at all (rename within the directory).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VERSION = 1
+"""Of the files' shapes (:mod:`hpk.records`)."""
+
+POD_IP = "\0podIP\0"
+"""Stands for the pod's address in a plan; NUL cannot occur in an argument or an environment variable."""
+HOST_IP = "\0hostIP\0"
+"""Stands for the compute node's address in a plan."""
+
+# Where the sandbox finds what the job script binds into it (hpk.sif has these directories).
+SANDBOX_POD = "/run/hpk/pod"
+SANDBOX_IMAGES = "/run/hpk/images"
+SANDBOX_ENDPOINT = "/run/hpk/endpoint"
+SANDBOX_SCRATCH = "/run/hpk/scratch"
+SANDBOX_HOST = "/run/hpk/host"
+
+
+class State:
+    """The state directory, ``~/.hpk`` unless ``HPK_STATE`` moves it."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.pods = os.path.join(root, "pods")
+        self.images = os.path.join(root, "images")
+        self.control_plane = os.path.join(root, "state")
+        self.endpoint_directory = os.path.join(root, "run")
+        self.endpoint = os.path.join(self.endpoint_directory, "endpoint.json")
+        self.kubeconfig = os.path.join(root, "kubeconfig")
+
+    def pod(self, uid: str) -> PodDirectory:
+        """The directory of the pod with this UID; nothing is created."""
+        return PodDirectory(os.path.join(self.pods, uid))
+
+
+class PodDirectory:
+    """``pods/<uid>``: what must outlive the compute node, for as long as the pod exists."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.plan = os.path.join(root, "spec.json")
+        self.script = os.path.join(root, "script.sh")
+        self.submission = os.path.join(root, "job.json")
+        self.report = os.path.join(root, "report.json")
+        self.output = os.path.join(root, "job.out")
+        self.logs = os.path.join(root, "logs")
+
+    def log(self, container: str, restart_count: int) -> str:
+        """The CRI log file of one run of a container."""
+        return os.path.join(self.logs, container, f"{restart_count}.log")
+
+
+def make_directory(path: str) -> None:
+    """Make the directory and its parents, each 0700; fine if it exists."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def write_bytes(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Replace the file with data, whole or not at all.
+
+    Raises:
+        OSError: The file system refused; the old content is untouched.
+    """
+    temporary = f"{path}.{os.getpid()}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError:
+        os.close(descriptor)
+        os.unlink(temporary)
+        raise
+    os.close(descriptor)
+    os.rename(temporary, path)
+
+
+def write_json(path: str, value: Any) -> None:
+    """Replace the file with the JSON text of value, whole or not at all."""
+    write_bytes(path, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape"))
+
+
+def read_json(path: str) -> Any:
+    """The file's JSON value, or None if there is no such file.
+
+    Raises:
+        ValueError: The file is not JSON.
+    """
+    try:
+        with open(path, "rb") as file:
+            return json.loads(file.read())
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,203 @@
+"""The shapes of the JSON files in a pod's directory: what the kubelet tells the agent, and what the agent tells back.
+
+Both ends read these files across versions: a reader ignores keys that it does not know, and a change that
+an old agent would misread raises :data:`hpk.jobdir.VERSION`.  Times are Unix seconds (float), durations are
+seconds, modes are integers, sizes are bytes.
+
+In every string of ``argv``, ``env``, ``hosts`` and of a volume's ``text`` files, the agent replaces
+:data:`hpk.jobdir.POD_IP` and :data:`hpk.jobdir.HOST_IP`, which only the job knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class Link(TypedDict):
+    """How the agent reaches the kubelet: PEM texts of a certificate that is good for this pod only."""
+
+    ca: str
+    certificate: str
+    key: str
+
+
+class File(TypedDict):
+    """One file of a configMap, secret, downwardAPI or projected volume; ``data`` is base64."""
+
+    path: str
+    mode: int
+    data: str
+
+
+class Volume(TypedDict):
+    """A pod's volume, made by the agent on the compute node before the first container starts.
+
+    ``empty_dir``: a directory 0777 on scratch, or a tmpfs when ``medium`` is ``Memory``.
+    ``files``: the kubelet's atomic layout (``..<timestamp>/``, ``..data``, ``key -> ..data/key``).
+    ``host_path``: ``host_path`` of the compute node, checked against ``host_path_type``.
+    """
+
+    name: str
+    kind: Literal["empty_dir", "files", "host_path"]
+    medium: NotRequired[str]
+    size_limit: NotRequired[int | None]
+    files: NotRequired[list[File]]
+    host_path: NotRequired[str]
+    host_path_type: NotRequired[str]
+
+
+class Mount(TypedDict):
+    """A volume, or a part of it, at a path of a container."""
+
+    volume: str
+    path: str
+    sub_path: str
+    read_only: bool
+
+
+class User(TypedDict):
+    """Who a container's process is.
+
+    ``uid``/``gid`` from the security context when given; else ``name`` is the image's USER (``nobody``,
+    ``1000:1000``, empty for root), looked up in the image's own passwd and group files.
+    """
+
+    uid: int | None
+    gid: int | None
+    name: str
+    groups: list[int]
+
+
+class ContainerPlan(TypedDict):
+    """One container, resolved: nothing in here needs the API server or the registry any more."""
+
+    name: str
+    kind: Literal["init", "sidecar", "app"]
+    image: str
+    image_id: str
+    image_file: str
+    image_offset: int
+    argv: list[str]
+    env: list[list[str]]
+    cwd: str
+    user: User
+    mounts: list[Mount]
+    read_only_root: bool
+    no_new_privileges: bool
+    add_capabilities: list[str]
+    drop_capabilities: list[str]
+    restart_policy: str
+    termination_message_path: str
+    termination_message_policy: str
+    stop_signal: str
+    gpu: bool
+    tty: bool
+    stdin: bool
+    liveness_probe: NotRequired[dict[str, Any] | None]
+    readiness_probe: NotRequired[dict[str, Any] | None]
+    startup_probe: NotRequired[dict[str, Any] | None]
+    lifecycle: NotRequired[dict[str, Any] | None]
+    ports: NotRequired[dict[str, int]]
+
+
+class PodPlan(TypedDict):
+    """``spec.json``: all that the agent must know to run the pod."""
+
+    version: int
+    uid: str
+    namespace: str
+    name: str
+    hostname: str
+    restart_policy: Literal["Always", "OnFailure", "Never"]
+    grace_seconds: int
+    deadline_at: float | None
+    network: Literal["flannel", "host"]
+    hosts: str
+    resolv_conf: str | None
+    link: Link
+    volumes: list[Volume]
+    containers: list[ContainerPlan]
+
+
+class Terminated(TypedDict):
+    """How one run of a container ended; ``exit_code`` is 128 + signal for a signalled process."""
+
+    exit_code: int
+    signal: int
+    reason: str
+    message: str
+    started_at: float
+    finished_at: float
+    container_id: str
+
+
+class ContainerRecord(TypedDict):
+    """What one container does now, in the words of ``v1.ContainerStatus``."""
+
+    state: Literal["waiting", "running", "terminated"]
+    reason: str
+    message: str
+    started_at: float | None
+    terminated: Terminated | None
+    last_terminated: Terminated | None
+    restart_count: int
+    started: bool
+    ready: bool
+    container_id: str
+
+
+class EventRecord(TypedDict):
+    """Something that a user wants to read in ``kubectl events``; ``number`` rises from 1 within the pod."""
+
+    number: int
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+    container: str
+    at: float
+
+
+class Ended(TypedDict):
+    """Why the agent ended the pod, where it was not the containers' own doing.
+
+    ``reason``: ``Deleted`` (asked through the link), ``DeadlineExceeded`` (activeDeadlineSeconds),
+    ``TimeLimit`` (Slurm's early warning), ``Signalled`` (SIGTERM from Slurm: scancel, time limit, shutdown),
+    ``SetupFailed`` (a volume or the network could not be made).
+    """
+
+    reason: str
+    message: str
+
+
+class Report(TypedDict):
+    """``report.json``, and the body of the link's Report message: the whole truth about the pod, each time.
+
+    ``sequence`` rises with each change.  ``finished_at`` is set once, when nothing of the pod runs any more.
+    """
+
+    version: int
+    uid: str
+    sequence: int
+    job_id: str
+    node: str
+    host_ip: str
+    pod_ip: str
+    started_at: float
+    finished_at: float | None
+    ended: Ended | None
+    containers: dict[str, ContainerRecord]
+    events: list[EventRecord]
+
+
+class Submission(TypedDict):
+    """``job.json``: which Slurm job carries the pod, written by the kubelet right after sbatch."""
+
+    job_id: str
+    submitted_at: float
+
+
+class Endpoint(TypedDict):
+    """``run/endpoint.json``: where the kubelet listens for agents now; reread whenever the stream breaks."""
+
+    host: str
+    port: int
