@@ -1,0 +1,109 @@
+"""A local copy of some objects of the API server, kept true by list and watch.
+
+As client-go's reflector does: list, then watch from there; a broken watch goes on from the last version seen,
+a version too old (410) lists anew.  Subscribers are told which object changed, not how: they compare what
+is desired with what is (level, not edge), so a missed or doubled call does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from hpk import errors
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from hpk.kube import client
+
+LOG = structlog.get_logger(__name__)
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Informer:
+    """A cache of the objects at one path, by UID.
+
+    Attributes:
+        objects: The newest known state, by ``metadata.uid``; treat the dicts as read-only.
+        synced: Set once the first list is in.
+    """
+
+    def __init__(
+        self,
+        kube: client.Kube,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        on_change: Callable[[str], None] = lambda _uid: None,
+    ) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.synced = asyncio.Event()
+        self._kube, self._path, self._query, self._on_change = kube, path, dict(query or {}), on_change
+        self._names: dict[tuple[str, str], str] = {}
+
+    def named(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """The object of this name, or None."""
+        return self.objects.get(self._names.get((namespace, name), ""))
+
+    async def run(self) -> None:
+        """Keep the copy true until cancelled; an API server that is away is waited for, without end."""
+        pause = FIRST_PAUSE_SECONDS
+        version = ""
+        while True:
+            try:
+                version = version or await self._list()
+                pause = FIRST_PAUSE_SECONDS
+                version = await self._watch(version)
+            except errors.Conflict:
+                version = ""
+            except errors.HpkError as error:
+                LOG.warning("Cannot watch, will try again", path=self._path, error=str(error), pause_seconds=pause)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                version = version if isinstance(error, errors.ApiUnavailable) else ""
+
+    async def _list(self) -> str:
+        answer = await self._kube.get(self._path, query={**self._query, "resourceVersion": "0"})
+        found = {item["metadata"]["uid"]: item for item in answer["items"]}
+        for uid in self.objects.keys() - found.keys():
+            self._forget(uid)
+        for item in found.values():
+            self._keep(item)
+        self.synced.set()
+        return str(answer["metadata"]["resourceVersion"])
+
+    async def _watch(self, version: str) -> str:
+        events: AsyncIterator[dict[str, Any]] = self._kube.watch(
+            self._path, query=self._query, resource_version=version
+        )
+        async for event in events:
+            item = event["object"]
+            version = item["metadata"]["resourceVersion"]
+            match event["type"]:
+                case "ADDED" | "MODIFIED":
+                    self._keep(item)
+                case "DELETED":
+                    self._forget(item["metadata"]["uid"])
+                case _:  # BOOKMARK: only the version counts
+                    pass
+        return str(version)
+
+    def _keep(self, item: dict[str, Any]) -> None:
+        meta = item["metadata"]
+        item.pop("managedFields", None)
+        meta.pop("managedFields", None)
+        self.objects[meta["uid"]] = item
+        self._names[meta.get("namespace", ""), meta["name"]] = meta["uid"]
+        self._on_change(meta["uid"])
+
+    def _forget(self, uid: str) -> None:
+        item = self.objects.pop(uid, None)
+        if item is not None:
+            key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
+            if self._names.get(key) == uid:
+                del self._names[key]
+        self._on_change(uid)
