@@ -4,7 +4,7 @@ Both ends read these files across versions: a reader ignores keys that it does n
 an old agent would misread raises :data:`hpk.jobdir.VERSION`.  Times are Unix seconds (float), durations are
 seconds, modes are integers, sizes are bytes.
 
-In every string of ``argv``, ``env``, ``hosts`` and of a volume's ``text`` files, the agent replaces
+In every string of ``argv``, ``env`` and ``hosts`` the agent replaces
 :data:`hpk.jobdir.POD_IP` and :data:`hpk.jobdir.HOST_IP`, which only the job knows.
 """
 

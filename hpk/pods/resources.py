@@ -1,0 +1,66 @@
+"""What a pod asks of Slurm: pure arithmetic on requests and limits.
+
+A pod's effective request is Kubernetes' own: the largest of the init phase (each init container beside the
+sidecars started before it) and of the sum of all app containers and sidecars (KEP-753).  Slurm has no burst:
+memory is the limit where there is one, else the request, because nothing goes beyond a job's allocation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from hpk.kube import quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpk.kube import v1
+
+GPU = "nvidia.com/gpu"
+OVERHEAD_BYTES = 64 << 20
+"""Measured: agent, crun, squashfuse and the Apptainer starter of one pod."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Of one pod's job.
+
+    Attributes:
+        cpus: Whole CPUs, at least 1.
+        memory_bytes: With the overhead, or None where the pod names none and Slurm's default applies.
+        gpus: Whole GPUs.
+    """
+
+    cpus: int
+    memory_bytes: int | None
+    gpus: int
+
+
+def request(pod: v1.Pod) -> Request:
+    """The pod's effective request, ready for sbatch."""
+    memory = effective(pod, lambda c: _amount(c, "memory", is_limit_first=True))
+    return Request(
+        cpus=max(1, quantity.ceiling(effective(pod, lambda c: _amount(c, "cpu", is_limit_first=False)))),
+        memory_bytes=quantity.ceiling(memory) + OVERHEAD_BYTES if memory else None,
+        gpus=quantity.ceiling(effective(pod, lambda c: _amount(c, GPU, is_limit_first=True))),
+    )
+
+
+def effective(pod: v1.Pod, amount: Callable[[v1.Container], Decimal]) -> Decimal:
+    """The pod's effective request of what ``amount`` says of one container."""
+    sidecars, peak = Decimal(0), Decimal(0)
+    for container in pod.spec.init_containers:
+        if container.restart_policy == "Always":
+            sidecars += amount(container)
+            peak = max(peak, sidecars)
+        else:
+            peak = max(peak, sidecars + amount(container))
+    return max(peak, sidecars + sum((amount(c) for c in pod.spec.containers), Decimal(0)))
+
+
+def _amount(container: v1.Container, name: str, *, is_limit_first: bool) -> Decimal:
+    limits, requests = container.resources.limits, container.resources.requests
+    first, second = (limits, requests) if is_limit_first else (requests, limits)
+    return quantity.parse(first.get(name, second.get(name, 0)))

@@ -1,0 +1,143 @@
+"""From a pod's volumes and what was found for them to the files that the agent will make; pure.
+
+Modes and layout are the kubelet's (pkg/volume/{configmap,secret,projected,downwardapi}): ``defaultMode`` 0644,
+only the listed items where there are any, later projections win.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors
+from hpk.kube import quantity
+from hpk.volumes import downward, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from decimal import Decimal
+
+    from hpk import records
+    from hpk.kube import v1
+
+DEFAULT_MODE = 0o644
+
+
+class SourceMissing(errors.HpkError):
+    """A ConfigMap, a Secret or a key that a volume needs is not there (yet); the volume's name is an attribute."""
+
+    def __init__(self, message: str, *, volume: str) -> None:
+        super().__init__(f'MountVolume.SetUp failed for volume "{volume}" : {message}')
+        self.volume = volume
+
+
+def volumes(pod: v1.Pod, found: sources.Sources, *, allocatable: Mapping[str, Decimal]) -> list[records.Volume]:
+    """The pod's volumes for the agent.
+
+    Raises:
+        SourceMissing: The first volume that cannot be made yet, in the kubelet's words.
+    """
+    return [_volume(pod, volume, found, allocatable) for volume in pod.spec.volumes]
+
+
+def _volume(
+    pod: v1.Pod, volume: v1.Volume, found: sources.Sources, allocatable: Mapping[str, Decimal]
+) -> records.Volume:
+    if volume.host_path:
+        path, kind = volume.host_path.path, volume.host_path.type
+        return {"name": volume.name, "kind": "host_path", "host_path": path, "host_path_type": kind}
+    if volume.projected or volume.config_map or volume.secret or volume.downward_api:
+        builder = _Files(pod, volume, found, allocatable)
+        return {"name": volume.name, "kind": "files", "files": builder.files()}
+    directory = volume.empty_dir
+    limit = directory.size_limit if directory else None
+    size = quantity.ceiling(quantity.parse(limit)) if limit is not None else None
+    medium = directory.medium if directory else ""
+    return {"name": volume.name, "kind": "empty_dir", "medium": medium, "size_limit": size}
+
+
+class _Files:
+    """Collects the files of one volume; a later file of the same path wins, as projections do."""
+
+    def __init__(
+        self, pod: v1.Pod, volume: v1.Volume, found: sources.Sources, allocatable: Mapping[str, Decimal]
+    ) -> None:
+        self._pod, self._volume, self._found, self._allocatable = pod, volume, found, allocatable
+        self._files: dict[str, records.File] = {}
+
+    def files(self) -> list[records.File]:
+        volume = self._volume
+        if volume.projected:
+            for source in volume.projected.sources:
+                self._add_all(source, volume.projected.default_mode)
+        else:
+            self._add_all(volume, None)
+        return [self._files[path] for path in sorted(self._files)]
+
+    def _add_all(self, source: Any, default: int | None) -> None:
+        if source.config_map:
+            self._add_config_map(source.config_map, default)
+        if source.secret:
+            self._add_secret(source.secret, default)
+        if source.downward_api:
+            self._add_downward(source.downward_api, default)
+        if token := getattr(source, "service_account_token", None):
+            text = self._found.tokens[sources.token_key(token)]
+            self._add(token.path, text.encode(), default)
+
+    def _add(self, path: str, data: bytes, mode: int | None) -> None:
+        text = base64.b64encode(data).decode()
+        self._files[path] = {"path": path, "mode": DEFAULT_MODE if mode is None else mode, "data": text}
+
+    def _add_config_map(self, source: v1.ConfigMapSource, default: int | None) -> None:
+        item = self._found.config_maps.get(source.name)
+        data = {} if item is None else {key: value.encode() for key, value in (item.get("data") or {}).items()}
+        if item is not None:
+            data |= {key: base64.b64decode(value) for key, value in (item.get("binaryData") or {}).items()}
+        self._add_keys("configmap", source.name, source, None if item is None else data, default)
+
+    def _add_secret(self, source: v1.SecretSource, default: int | None) -> None:
+        name = source.secret_name or source.name
+        item = self._found.secrets.get(name)
+        data = {key: base64.b64decode(value) for key, value in ((item or {}).get("data") or {}).items()}
+        self._add_keys("secret", name, source, None if item is None else data, default)
+
+    def _add_keys(
+        self,
+        kind: str,
+        name: str,
+        source: v1.ConfigMapSource | v1.SecretSource,
+        data: dict[str, bytes] | None,
+        default: int | None,
+    ) -> None:
+        mode = source.default_mode if source.default_mode is not None else default
+        if data is None:
+            if source.optional:
+                return
+            raise SourceMissing(f'{kind} "{name}" not found', volume=self._volume.name)
+        if not source.items:
+            for key, value in data.items():
+                self._add(key, value, mode)
+        for item in source.items:
+            if item.key in data:
+                self._add(item.path, data[item.key], mode if item.mode is None else item.mode)
+            elif not source.optional:
+                raise SourceMissing(f"{kind} references non-existent key: {item.key}", volume=self._volume.name)
+
+    def _add_downward(self, source: v1.DownwardSource, default: int | None) -> None:
+        for item in source.items:
+            text = self._downward(item)
+            mode = next((m for m in (item.mode, source.default_mode, default) if m is not None), None)
+            self._add(item.path, text.encode(), mode)
+
+    def _downward(self, item: v1.DownwardItem) -> str:
+        if item.field_ref:
+            return downward.field(self._pod, item.field_ref.field_path)
+        if item.resource_field_ref:
+            return downward.resource(self._pod, "", item.resource_field_ref, allocatable=self._allocatable)
+        return ""
+
+
+def all_projections(pod: v1.Pod) -> Iterable[v1.Volume]:
+    """The volumes whose content comes from the API server."""
+    return (v for v in pod.spec.volumes if v.projected or v.config_map or v.secret or v.downward_api)

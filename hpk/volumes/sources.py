@@ -1,0 +1,151 @@
+"""The ConfigMaps, Secrets and tokens that a pod refers to: which, and fetching them as the node may.
+
+The node authorizer lets the kubelet read only what a bound pod refers to, and its graph lags the binding a
+little, so a first 403 is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors
+from hpk.kube import client, v1
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS_TRIES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Pauses between tries of a read that the node authorizer does not allow yet."""
+
+TokenKey = tuple[str, int]
+"""Audience and life time in seconds."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Names of the objects in the pod's namespace that it refers to, optional ones included."""
+
+    config_maps: frozenset[str] = frozenset()
+    secrets: frozenset[str] = frozenset()
+    tokens: frozenset[TokenKey] = frozenset()
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What was found; a name that maps to None does not exist."""
+
+    config_maps: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    secrets: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    tokens: dict[TokenKey, str] = field(default_factory=dict)
+
+
+def needs(pod: v1.Pod) -> Needs:
+    """All that the pod refers to, from volumes, environments and pull secrets."""
+    config_maps, secrets, tokens = set[str](), set[str](), set[TokenKey]()
+    for volume in pod.spec.volumes:
+        for source in _projections(volume):
+            if source.config_map:
+                config_maps.add(source.config_map.name)
+            if source.secret:
+                secrets.add(source.secret.secret_name or source.secret.name)
+            if source.service_account_token:
+                tokens.add(token_key(source.service_account_token))
+    for container in pod.all_containers:
+        config_maps |= {e.config_map_ref.name for e in container.env_from if e.config_map_ref}
+        secrets |= {e.secret_ref.name for e in container.env_from if e.secret_ref}
+        froms = [e.value_from for e in container.env if e.value_from]
+        config_maps |= {f.config_map_key_ref.name for f in froms if f.config_map_key_ref}
+        secrets |= {f.secret_key_ref.name for f in froms if f.secret_key_ref}
+    secrets |= {reference.name for reference in pod.spec.image_pull_secrets}
+    return Needs(frozenset(config_maps - {""}), frozenset(secrets - {""}), frozenset(tokens))
+
+
+def token_key(source: v1.TokenSource) -> TokenKey:
+    """What makes two token requests of one pod the same."""
+    return (source.audience, source.expiration_seconds)
+
+
+def _projections(volume: v1.Volume) -> Iterator[v1.Projection]:
+    """The sources of a volume, a plain one as a projection of itself."""
+    if volume.projected:
+        yield from volume.projected.sources
+    else:
+        yield v1.Projection(config_map=volume.config_map, secret=volume.secret, downward_api=volume.downward_api)
+
+
+async def gather(kube: client.Kube, pod: v1.Pod, *, shared: SharedConfigMaps) -> Sources:
+    """Fetch everything at once.
+
+    Raises:
+        errors.ApiUnavailable: The API server is away.
+        errors.Rejected: A read was refused for good, such as a token for a service account that is gone.
+    """
+    wanted, namespace = needs(pod), pod.metadata.namespace
+    config_maps, secrets, tokens = await asyncio.gather(
+        asyncio.gather(*(shared.get(kube, namespace, name) for name in sorted(wanted.config_maps))),
+        asyncio.gather(*(_read(kube, "secrets", namespace, name) for name in sorted(wanted.secrets))),
+        asyncio.gather(*(_token(kube, pod, key) for key in sorted(wanted.tokens))),
+    )
+    return Sources(
+        config_maps=dict(zip(sorted(wanted.config_maps), config_maps, strict=True)),
+        secrets=dict(zip(sorted(wanted.secrets), secrets, strict=True)),
+        tokens=dict(zip(sorted(wanted.tokens), tokens, strict=True)),
+    )
+
+
+class SharedConfigMaps:
+    """Reads ConfigMaps, and remembers the one that nearly every pod mounts and nobody changes.
+
+    ``kube-root-ca.crt`` is written once per namespace by the controller-manager; to read it anew for each of
+    a thousand pods would be most of the kubelet's load.
+    """
+
+    ROOT_CA = "kube-root-ca.crt"
+
+    def __init__(self) -> None:
+        self._root_ca: dict[str, dict[str, Any]] = {}
+
+    async def get(self, kube: client.Kube, namespace: str, name: str) -> dict[str, Any] | None:
+        """The ConfigMap, or None if it does not exist."""
+        if name == self.ROOT_CA and namespace in self._root_ca:
+            return self._root_ca[namespace]
+        found = await _read(kube, "configmaps", namespace, name)
+        if name == self.ROOT_CA and found is not None:
+            self._root_ca[namespace] = found
+        return found
+
+    def forget(self, namespace: str) -> None:
+        """Drop what is remembered of a namespace."""
+        self._root_ca.pop(namespace, None)
+
+
+async def _read(kube: client.Kube, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+    path = client.core_path(kind, namespace, name)
+    for pause in (*SECONDS_TRIES, None):
+        try:
+            return await kube.get(path)
+        except errors.NotFound:
+            return None
+        except errors.Rejected:
+            if pause is None:
+                raise
+            await asyncio.sleep(pause)
+    return None
+
+
+async def _token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> str:
+    audience, seconds = key
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
+    spec = {"audiences": [audience] if audience else [], "expirationSeconds": seconds, "boundObjectRef": reference}
+    path = client.core_path("serviceaccounts", pod.metadata.namespace, pod.spec.service_account_name) + "/token"
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    for pause in (*SECONDS_TRIES, None):
+        try:
+            return str((await kube.create(path, body))["status"]["token"])
+        except errors.Rejected:
+            if pause is None:
+                raise
+            await asyncio.sleep(pause)
+    raise AssertionError("unreachable")
