@@ -27,7 +27,7 @@ class ConfigMissing(errors.HpkError):
     """A ConfigMap, a Secret or a key that a container needs is not there (yet); the kubelet's words."""
 
 
-def resolve(  # noqa: PLR0913 - each is a source of variables
+def resolve(
     pod: v1.Pod,
     container: v1.Container,
     *,
@@ -82,7 +82,7 @@ def _data(kind: str, name: str, item: dict[str, Any] | None, *, is_optional: boo
     return dict(data)
 
 
-def _value(  # noqa: PLR0913 - as above
+def _value(
     pod: v1.Pod,
     container: v1.Container,
     variable: v1.EnvVar,
@@ -175,8 +175,7 @@ def _of_service(name: str, ip: str, ports: list[dict[str, Any]]) -> dict[str, st
 
 def api_server_variables(host: str, port: int) -> dict[str, str]:
     """The API server as ``default/kubernetes`` would name it, at an address that works from compute nodes."""
-    variables = _of_service("kubernetes", host, [{"name": "https", "port": port, "protocol": "TCP"}])
-    return variables
+    return _of_service("kubernetes", host, [{"name": "https", "port": port, "protocol": "TCP"}])
 
 
 def argv(
@@ -187,14 +186,9 @@ def argv(
     Raises:
         ConfigMissing: Neither the pod nor the image names anything.
     """
-    if container.command:
-        words = [*container.command, *container.args]
-    else:
-        words = [*entrypoint, *(container.args or command)]
+    given = [expand(word, known) for word in container.command]
+    given_args = [expand(word, known) for word in container.args]
+    words = [*given, *given_args] if given else [*entrypoint, *(given_args or command)]
     if not words:
         raise ConfigMissing("no command specified")
-    given = bool(container.command), bool(container.args)
-    fixed = 0 if given[0] else len(list(entrypoint))
-    return [
-        word if (index < fixed or given == (False, False)) else expand(word, known) for index, word in enumerate(words)
-    ]
+    return words
