@@ -117,6 +117,7 @@ class PodPlan(TypedDict):
     link: Link
     volumes: list[Volume]
     containers: list[ContainerPlan]
+    fs_group: NotRequired[int | None]
 
 
 class Terminated(TypedDict):

@@ -1,0 +1,169 @@
+"""Whether this cluster can honour a pod, decided before anything is done for it; pure.
+
+What cannot be honoured is refused by name, never ignored: a program that silently lost a field is worse than
+one that did not start.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors
+from hpk.kube import quantity, v1
+from hpk.pods import resources
+from hpk.slurm import flags
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIXES = ("slurm.hpk.io/", "slurm-job.hpk.io/")
+FLAGS = ("slurm.hpk.io/flags", "slurm-job.hpk.io/flags")
+"""The flags annotation and its older spelling; the first that is there counts."""
+HARMLESS = frozenset({"seccompProfile", "os", "hostUsers", "resizePolicy"})
+"""Fields whose effect a pod cannot tell from ours: any seccomp profile but Localhost, an os that is Linux."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What the cluster offers, for decisions about pods.
+
+    Attributes:
+        allocatable: Of the node object: ``cpu``, ``memory``, ``nvidia.com/gpu`` and so on.
+        labels: Of the node object.
+        name: The node's.
+    """
+
+    name: str
+    allocatable: Mapping[str, Decimal] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
+    """The typed pod, if all that it asks for can be given.
+
+    Raises:
+        errors.PodRefused: With everything that is wrong, by name, and the kubelet's reason.
+    """
+    pod = v1.pod(raw)
+    problems = [*_unsupported(raw), *_annotations(pod), *_security(pod), *_volumes(pod)]
+    if problems:
+        raise errors.PodRefused("; ".join(problems))
+    _check_placement(pod, cluster)
+    _check_capacity(pod, cluster)
+    return pod
+
+
+def job_flags(pod: v1.Pod) -> dict[str, str | None]:
+    """The pod's own sbatch options.
+
+    Raises:
+        errors.PodRefused: They cannot be read, or would break the pod.
+    """
+    for key in FLAGS:
+        if key in pod.metadata.annotations:
+            return flags.parse(pod.metadata.annotations[key], source=f"annotation {key}")
+    return {}
+
+
+def _unsupported(raw: dict[str, Any]) -> list[str]:
+    found = v1.unsupported(raw["spec"])
+    paths = [path for path in found if path.rpartition(".")[2] not in HARMLESS]
+    return [f"{path} is not supported" for path in paths]
+
+
+def _annotations(pod: v1.Pod) -> list[str]:
+    problems = []
+    for key in pod.metadata.annotations:
+        if key.startswith(PREFIXES) and key not in FLAGS:
+            near = difflib.get_close_matches(key, FLAGS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(FLAGS)}"
+            problems.append(f"annotation {key} is not known ({hint})")
+    try:
+        job_flags(pod)
+    except errors.PodRefused as error:
+        problems.append(str(error))
+    return problems
+
+
+def _security(pod: v1.Pod) -> list[str]:
+    problems = []
+    profiles = [("spec.securityContext", pod.spec.security_context.seccomp_profile)]
+    for container in pod.all_containers:
+        context = container.security_context
+        where = f"container {container.name}: securityContext"
+        profiles.append((where, context.seccomp_profile))
+        if context.privileged:
+            problems.append(f"{where}.privileged: a pod has no privilege over the compute node")
+    problems += [
+        f"{where}.seccompProfile of type Localhost is not supported"
+        for where, profile in profiles
+        if profile and profile.type == "Localhost"
+    ]
+    return problems
+
+
+def _volumes(pod: v1.Pod) -> list[str]:
+    """Volumes that name no source that we know (an unknown one is listed by its own name already)."""
+    names = {volume.name for volume in pod.spec.volumes}
+    return [
+        f"container {container.name}: volumeMount '{mount.name}' has no volume"
+        for container in pod.all_containers
+        for mount in container.volume_mounts
+        if mount.name not in names
+    ]
+
+
+def _check_placement(pod: v1.Pod, cluster: Cluster) -> None:
+    wrong = [f"{key}={value}" for key, value in pod.spec.node_selector.items() if cluster.labels.get(key) != value]
+    required = (pod.spec.affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    terms = (required or {}).get("nodeSelectorTerms", [])
+    if wrong or (terms and not any(_matches(term, cluster) for term in terms)):
+        what = f"nodeSelector {', '.join(wrong)}" if wrong else "the required node affinity"
+        message = f"Pod was rejected: Predicate NodeAffinity failed: node {cluster.name} does not match {what}"
+        raise errors.PodRefused(message, reason="NodeAffinity")
+
+
+def _matches(term: dict[str, Any], cluster: Cluster) -> bool:
+    return all(_holds(e, cluster.labels.get(e["key"])) for e in term.get("matchExpressions") or []) and all(
+        _holds(e, cluster.name if e["key"] == "metadata.name" else None) for e in term.get("matchFields") or []
+    )
+
+
+def _holds(expression: dict[str, Any], value: str | None) -> bool:
+    values = expression.get("values") or []
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt":
+            return value is not None and int(value) > int(values[0])
+        case "Lt":
+            return value is not None and int(value) < int(values[0])
+        case _:
+            return False
+
+
+def _check_capacity(pod: v1.Pod, cluster: Cluster) -> None:
+    """Refuse what the whole cluster could never give; whether it is free now is for Slurm to say."""
+    names = {name for c in pod.all_containers for part in (c.resources.requests, c.resources.limits) for name in part}
+    for name in sorted(names):
+        wanted = resources.effective(pod, lambda c, name=name: _wanted(c, name))  # type: ignore[misc]
+        offered = cluster.allocatable.get(name)
+        if offered is None and wanted and (name in {"cpu", "memory"} or name == "ephemeral-storage"):
+            continue  # not known yet: the node has just started
+        if wanted > (offered or Decimal(0)):
+            message = f"Pod was rejected: Node didn't have enough resource: {name}, requested: {wanted}, capacity: {offered or 0}"
+            raise errors.PodRefused(message, reason=f"OutOf{name}")
+
+
+def _wanted(container: v1.Container, name: str) -> Decimal:
+    value = container.resources.requests.get(name, container.resources.limits.get(name, 0))
+    return quantity.parse(value)

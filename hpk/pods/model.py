@@ -1,0 +1,145 @@
+"""What the rooms of the path hand each other: frozen, small, and with nothing of Slurm's text in it.
+
+An allocation is not a pod.  Today each pod has one Slurm job of its own; a pool (one job, many pods), a gang
+(one job for a group of pods) and an existing job fit behind the same type, and the worker does not notice.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpk import records
+
+
+class Phase(enum.Enum):
+    """Where an allocation is in its life, as far as Slurm has said."""
+
+    UNKNOWN = "unknown"
+    """Slurm has not answered; nothing may be concluded."""
+    QUEUED = "queued"
+    STARTED = "started"
+    """It has nodes; what happens on them is the agent's to tell."""
+    ENDED = "ended"
+    GONE = "gone"
+    """Slurm answered, and does not know it any more (its MinJobAge is over)."""
+
+
+class Cause(enum.Enum):
+    """Why an allocation ended, where it was not the pod's own end."""
+
+    FINISHED = "finished"
+    """The script came to its own end; the agent's report says the rest."""
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time limit"
+    OUT_OF_MEMORY = "out of memory"
+    NODE_FAILED = "node failed"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """Where a pod runs, or will run.
+
+    Attributes:
+        job_id: The Slurm job that holds the resources.
+        is_own: Whether the job was made for this pod alone, and is to end with it.
+    """
+
+    job_id: str
+    is_own: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationState:
+    """What Slurm says of an allocation.
+
+    Attributes:
+        phase: See Phase.
+        cause: Only when it ended.
+        state: Slurm's own word, such as ``PENDING`` or ``NODE_FAIL``.
+        reason: Slurm's own reason, such as ``Priority`` or ``BeginTime``; empty if it gives none.
+    """
+
+    phase: Phase = Phase.UNKNOWN
+    cause: Cause | None = None
+    state: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """Everything that the job script is rendered from; no secret is in it.
+
+    Attributes:
+        directives: ``#SBATCH`` options without the leading dashes: name to value, None for a bare flag.
+        prelude: Shell lines before anything else.
+        directory: The pod's directory on the shared file system.
+        sandbox: The argv that starts the agent in the sandbox; ``$`` in it is for the job's shell.
+        scratch: The directory on the compute node, expanded by the job's shell.
+        cleanup: The argv that removes the scratch directory with the ids that made it.
+    """
+
+    directives: dict[str, str | None]
+    prelude: str
+    directory: Path
+    sandbox: list[str]
+    scratch: str
+    cleanup: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A pod made ready to run: the two files of its directory."""
+
+    plan: records.PodPlan
+    job: JobPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Why containers do not run yet: by container name the waiting reason and message of v1.ContainerStatus."""
+
+    reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+class Allocator(Protocol):
+    """Gives pods a place to run; the only part of the path that knows how jobs and pods relate."""
+
+    async def find(self, uid: str) -> Allocation | None:
+        """The allocation that carries this pod already, by what Slurm and the pod's directory say.
+
+        Raises:
+            errors.SlurmUnavailable: Slurm did not answer: not the same as None.
+        """
+
+    async def allocate(self, uid: str, *, script: str) -> Allocation:
+        """Ask for a place; at most one for each pod, ever.
+
+        Raises:
+            errors.JobRefused: For good, in sbatch's own words.
+            errors.SlurmUnavailable: Not now.
+        """
+
+    async def release(self, allocation: Allocation) -> None:
+        """End what runs there, queued or running; fine if it ended already.
+
+        Raises:
+            errors.SlurmUnavailable: Not now.
+        """
+
+    def observe(self, allocation: Allocation) -> AllocationState:
+        """The newest that Slurm said; never asks."""
+
+    def watch(self, uid: str, allocation: Allocation) -> None:
+        """Tell the pod's worker of each change of the allocation's state, until `forget`."""
+
+    def forget(self, uid: str) -> None:
+        """Tell the pod's worker no more."""
+
+    def hurry(self) -> None:
+        """Ask Slurm soon: somebody has a reason to think that something changed."""

@@ -1,0 +1,298 @@
+"""From an admitted pod and all that was found for it to what the agent and sbatch are told; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors, jobdir
+from hpk.pods import admit, environment, model, resources
+from hpk.volumes import plan as volume_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from pathlib import Path
+
+    from hpk import records
+    from hpk.images import image as images
+    from hpk.kube import v1
+    from hpk.network import sandbox
+    from hpk.volumes import sources
+
+HOSTS_HEAD = """# Kubernetes-managed hosts file.
+127.0.0.1\tlocalhost
+::1\tlocalhost ip6-localhost ip6-loopback
+fe00::0\tip6-localnet
+fe00::0\tip6-mcastprefix
+fe00::1\tip6-allnodes
+fe00::2\tip6-allrouters
+"""
+SAFE_NAME_LENGTH = 100
+SIGNAL_MARGIN_SECONDS = 15
+SIGNAL_ERROR_SECONDS = 60
+"""Slurm may send an early warning a minute earlier than asked (sbatch(1), --signal)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What does not change from pod to pod while this kubelet runs.
+
+    Attributes:
+        api_host: The API server's address that works from compute nodes.
+        images: The directory of converted images.
+        settings_flags: Options for every pod's job.
+    """
+
+    cluster_domain: str
+    api_host: str
+    api_port: int
+    images: Path
+    endpoint_directory: Path
+    scratch: str
+    prelude: str
+    settings_flags: Mapping[str, str | None]
+    network: str
+    home: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingredients:
+    """All that was fetched for one pod."""
+
+    images: Mapping[str, images.Image]
+    sources: sources.Sources
+    services: list[dict[str, Any]]
+    link: records.Link
+    started_at: datetime
+
+
+class ContainerConfigError(errors.HpkError):
+    """A container cannot be configured yet or at all: its name, for its status; the text is the kubelet's."""
+
+    def __init__(self, message: str, *, container: str) -> None:
+        super().__init__(message)
+        self.container = container
+
+
+def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredients) -> records.PodPlan:
+    """``spec.json``.
+
+    Raises:
+        volume_plan.SourceMissing: A volume lacks its ConfigMap or Secret.
+        ContainerConfigError: A container lacks one, or would run as root against its will.
+    """
+    deadline = pod.spec.active_deadline_seconds
+    containers = [_container(pod, c, site=site, cluster=cluster, found=found) for c in pod.all_containers]
+    return {
+        "version": jobdir.VERSION,
+        "uid": pod.metadata.uid,
+        "namespace": pod.metadata.namespace,
+        "name": pod.metadata.name,
+        "hostname": environment.hostname(pod),
+        "restart_policy": pod.spec.restart_policy,  # type: ignore[typeddict-item]
+        "grace_seconds": pod.spec.termination_grace_period_seconds,
+        "deadline_at": found.started_at.timestamp() + deadline if deadline is not None else None,
+        "network": network(pod, site),  # type: ignore[typeddict-item]
+        "hosts": hosts(pod, site.cluster_domain),
+        "resolv_conf": resolv_conf(pod),
+        "link": found.link,
+        "volumes": volume_plan.volumes(pod, found.sources, allocatable=cluster.allocatable),
+        "containers": containers,
+        "fs_group": pod.spec.security_context.fs_group,
+    }
+
+
+def network(pod: v1.Pod, site: Site) -> str:
+    """The pod's network mode."""
+    return "host" if pod.spec.host_network else site.network
+
+
+def _container(
+    pod: v1.Pod, container: v1.Container, *, site: Site, cluster: admit.Cluster, found: Ingredients
+) -> records.ContainerPlan:
+    image = found.images[container.name]
+    try:
+        env, argv = _process(pod, container, image, site=site, cluster=cluster, found=found)
+    except environment.ConfigMissing as error:
+        raise ContainerConfigError(str(error), container=container.name) from error
+    context = container.security_context
+    is_init = container in pod.spec.init_containers
+    return {
+        "name": container.name,
+        "kind": ("sidecar" if container.restart_policy == "Always" else "init") if is_init else "app",
+        "image": container.image,
+        "image_id": image.image_id,
+        "image_file": _image_path(image, site),
+        "image_offset": image.offset,
+        "argv": argv,
+        "env": [[name, value] for name, value in env.items()],
+        "cwd": container.working_dir or image.config.working_dir or "/",
+        "user": _user(pod, container, image),
+        "mounts": [_mount(mount, env, container.name) for mount in container.volume_mounts],
+        "read_only_root": context.read_only_root_filesystem,
+        "no_new_privileges": context.allow_privilege_escalation is False,
+        "add_capabilities": context.capabilities.add,
+        "drop_capabilities": context.capabilities.drop,
+        "restart_policy": container.restart_policy,
+        "termination_message_path": container.termination_message_path,
+        "termination_message_policy": container.termination_message_policy,
+        "stop_signal": image.config.stop_signal or "SIGTERM",
+        "gpu": bool(container.resources.limits.get(resources.GPU)),
+        "tty": container.tty,
+        "stdin": container.stdin,
+        "liveness_probe": container.liveness_probe,
+        "readiness_probe": container.readiness_probe,
+        "startup_probe": container.startup_probe,
+        "lifecycle": container.lifecycle,
+        "ports": {port.name: port.container_port for port in container.ports if port.name},
+    }
+
+
+def _process(
+    pod: v1.Pod,
+    container: v1.Container,
+    image: images.Image,
+    *,
+    site: Site,
+    cluster: admit.Cluster,
+    found: Ingredients,
+) -> tuple[dict[str, str], list[str]]:
+    links = environment.service_variables(
+        found.services, namespace=pod.metadata.namespace, has_links=pod.spec.enable_service_links
+    )
+    env = environment.resolve(
+        pod,
+        container,
+        found=found.sources,
+        image=image.config.env,
+        services={**links, **environment.api_server_variables(site.api_host, site.api_port)},
+        allocatable=cluster.allocatable,
+    )
+    argv = environment.argv(container, entrypoint=image.config.entrypoint, command=image.config.command, known=env)
+    return env, argv
+
+
+def _image_path(image: images.Image, site: Site) -> str:
+    """As the sandbox sees it: under its images directory, or a SIF of the user's at its own path on the host."""
+    if image.file.is_relative_to(site.images):
+        return f"{jobdir.SANDBOX_IMAGES}/{image.file.relative_to(site.images)}"
+    return f"{jobdir.SANDBOX_HOST}{image.file}"
+
+
+def _user(pod: v1.Pod, container: v1.Container, image: images.Image) -> records.User:
+    mine, theirs = container.security_context, pod.spec.security_context
+    uid = mine.run_as_user if mine.run_as_user is not None else theirs.run_as_user
+    gid = mine.run_as_group if mine.run_as_group is not None else theirs.run_as_group
+    is_not_root = mine.run_as_non_root if mine.run_as_non_root is not None else theirs.run_as_non_root
+    if is_not_root:
+        _check_not_root(pod, container, uid=uid, name=image.config.user)
+    groups = list(theirs.supplemental_groups)
+    if theirs.fs_group is not None:
+        groups.append(theirs.fs_group)
+    return {"uid": uid, "gid": gid, "name": image.config.user, "groups": groups}
+
+
+def _check_not_root(pod: v1.Pod, container: v1.Container, *, uid: int | None, name: str) -> None:
+    who = f'(pod: "{pod.metadata.name}_{pod.metadata.namespace}({pod.metadata.uid})", container: {container.name})'
+    user = name.partition(":")[0]
+    if uid == 0:
+        raise ContainerConfigError(f"container's runAsUser breaks non-root policy {who}", container=container.name)
+    if uid is None and user in {"", "0", "root"}:
+        raise ContainerConfigError(
+            f"container has runAsNonRoot and image will run as root {who}", container=container.name
+        )
+    if uid is None and not user.isdigit():
+        raise ContainerConfigError(
+            f"container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root {who}",
+            container=container.name,
+        )
+
+
+def _mount(mount: v1.VolumeMount, env: Mapping[str, str], container: str) -> records.Mount:
+    sub_path = mount.sub_path
+    if mount.sub_path_expr:
+        sub_path = environment.expand(mount.sub_path_expr, env)
+        if "$(" in sub_path or sub_path.startswith("/") or "`" in sub_path or ".." in sub_path.split("/"):
+            raise ContainerConfigError(
+                f'failed to prepare subPath for volumeMount "{mount.name}" of container "{container}": '
+                f"'{mount.sub_path_expr}' does not expand to a relative path",
+                container=container,
+            )
+    return {"volume": mount.name, "path": mount.mount_path, "sub_path": sub_path, "read_only": mount.read_only}
+
+
+def hosts(pod: v1.Pod, domain: str) -> str:
+    """/etc/hosts as the kubelet writes it; the pod's own address is the agent's to fill in."""
+    name = environment.hostname(pod)
+    spec = pod.spec
+    fqdn = f"{name}.{spec.subdomain}.{pod.metadata.namespace}.svc.{domain}\t" if spec.subdomain else ""
+    text = HOSTS_HEAD + f"{jobdir.POD_IP}\t{fqdn}{name}\n"
+    if spec.host_aliases:
+        text += "\n# Entries added by HostAliases.\n"
+        text += "".join(f"{alias.ip}\t" + "\t".join(alias.hostnames) + "\n" for alias in spec.host_aliases)
+    return text
+
+
+def resolv_conf(pod: v1.Pod) -> str | None:
+    """/etc/resolv.conf from ``dnsConfig``, or None where the compute node's own is to be used."""
+    config = pod.spec.dns_config
+    if pod.spec.dns_policy != "None":
+        return None
+    lines = [f"nameserver {server}" for server in config.nameservers[:3]]
+    if config.searches:
+        lines.append("search " + " ".join(config.searches[:32]))
+    options = [o.name if o.value is None else f"{o.name}:{o.value}" for o in config.options]
+    if options:
+        lines.append("options " + " ".join(options))
+    return "".join(line + "\n" for line in lines)
+
+
+def directives(pod: v1.Pod, *, site: Site, directory: Path, time_limit: int | None) -> dict[str, str | None]:
+    """The job's ``#SBATCH`` options: ours, then the settings', then the pod's own, which win.
+
+    Args:
+        pod: An admitted pod.
+        site: Of this kubelet.
+        directory: The pod's own.
+        time_limit: Seconds, where the options name one.
+    """
+    asked = resources.request(pod)
+    uid = pod.metadata.uid
+    options: dict[str, str | None] = {
+        "job-name": f"{pod.metadata.namespace}/{pod.metadata.name}"[:SAFE_NAME_LENGTH],
+        "comment": uid,
+        "ntasks": "1",
+        "cpus-per-task": str(asked.cpus),
+    }
+    if asked.memory_bytes is not None:
+        options["mem"] = f"{-(-asked.memory_bytes // (1 << 20))}M"
+    if asked.gpus:
+        options["gres"] = f"gpu:{asked.gpus}"
+    options |= {**site.settings_flags, **admit.job_flags(pod)}
+    lead = pod.spec.termination_grace_period_seconds + SIGNAL_MARGIN_SECONDS
+    if time_limit is None or time_limit > 2 * (lead + SIGNAL_ERROR_SECONDS):
+        options["signal"] = f"B:USR1@{lead}"
+    # The pod's directory is the third place where a job's pod is found, whatever the user's flags say.
+    options |= {"chdir": str(directory), "output": str(directory / "job.out"), "error": str(directory / "job.out")}
+    return {**options, "no-requeue": None, "open-mode": "append"}
+
+
+def job_plan(  # noqa: D417 - site, pod as above
+    pod: v1.Pod, *, site: Site, directory: Path, time_limit: int | None, commands: sandbox.Commands
+) -> model.JobPlan:
+    """What ``script.sh`` is rendered from.
+
+    Args:
+        directory: The pod's own, on the shared file system.
+        time_limit: Seconds, where the options name one.
+        commands: How this site starts and cleans a sandbox.
+    """
+    return model.JobPlan(
+        directives=directives(pod, site=site, directory=directory, time_limit=time_limit),
+        prelude=site.prelude,
+        directory=directory,
+        sandbox=commands.start,
+        scratch=commands.scratch,
+        cleanup=commands.clean,
+    )
