@@ -1,0 +1,57 @@
+"""``script.sh``: the job script, rendered from a plan; pure, and free of secrets.
+
+Slurm keeps every job's script and shows it to whoever may ask, so nothing but paths and options is in it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import jinja2
+
+if TYPE_CHECKING:
+    from hpk.pods import model
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.PackageLoader("hpk.pods", "templates"),
+    undefined=jinja2.StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    autoescape=False,  # noqa: S701 - shell, not HTML: every value goes through a quoting filter
+)
+
+
+def render(plan: model.JobPlan) -> str:
+    """The text of the job script."""
+    return _ENVIRONMENT.get_template("job.sh.j2").render(
+        directives=[directive(name, value) for name, value in plan.directives.items()],
+        prelude=plan.prelude,
+        sandbox=" ".join(shell_word(word) for word in plan.sandbox),
+        cleanup=" ".join(shell_word(word) for word in plan.cleanup),
+        scratch=plan.scratch,
+    )
+
+
+def directive(name: str, value: str | None) -> str:
+    """One ``#SBATCH`` line; sbatch reads its value as a shell would, up to quoting (sbatch(1))."""
+    dashed = f"--{name}"
+    if value is None:
+        return f"#SBATCH {dashed}"
+    return f"#SBATCH {dashed}={_sbatch_quoted(value)}"
+
+
+def _sbatch_quoted(value: str) -> str:
+    """As sbatch's own line parser wants it: double quotes, with ``\\`` before ``\\`` and ``"``."""
+    plain = value.replace("\n", " ")
+    if plain and all(c.isalnum() or c in "@%+=:,./_-" for c in plain):
+        return plain
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def shell_word(word: str) -> str:
+    """A word of the sandbox's argv; one that holds ``$HPK_SCRATCH`` is expanded by the job's shell, no other."""
+    if "$HPK_SCRATCH" in word:
+        return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`") + '"'
+    return shlex.quote(word)

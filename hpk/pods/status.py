@@ -1,0 +1,399 @@
+"""``v1.PodStatus`` from what the agent and Slurm say; pure.
+
+Two sources of truth, in order: the agent's report for what happened in the pod, Slurm for what happened to the
+job.  Slurm's silence changes nothing.  Phase and conditions follow pkg/kubelet/kubelet_pods.go (getPhase,
+generateAPIPodStatus) and pkg/kubelet/status/generate.go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from hpk.pods import model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hpk import records
+    from hpk.kube import v1
+
+UNKNOWN_EXIT_CODE = 137
+TERMINAL = frozenset({"Succeeded", "Failed"})
+OURS = frozenset(
+    {"PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready", "DisruptionTarget"}
+)
+"""Conditions that the kubelet owns; all others are left as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that the status of one pod is made from.
+
+    Attributes:
+        started_at: When the kubelet took the pod on; fixed from then.
+        waiting: By container, why it does not run yet, before there is a report.
+        report: The agent's newest, or None.
+        allocation: What Slurm says of the pod's job; None before there is one.
+        job_id: Of that allocation.
+        failure: (reason, message) of a pod that the kubelet itself has failed, such as a refused one.
+        is_deleted: Whether its deletion was asked for.
+        is_over: Whether nothing of the pod runs or will run any more.
+        images: By container name (image, image id), where resolved.
+    """
+
+    started_at: datetime
+    waiting: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    report: records.Report | None = None
+    allocation: model.AllocationState | None = None
+    job_id: str = ""
+    failure: tuple[str, str] | None = None
+    is_deleted: bool = False
+    is_over: bool = False
+    images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
+    """The status that this pod should have; keys that are to be removed are None."""
+    statuses = {c.name: _container(pod, c, facts) for c in pod.all_containers}
+    phase = _phase(pod, statuses, facts)
+    if facts.failure and phase != "Succeeded":
+        phase = "Failed"
+    reason, message = _why(facts, phase)
+    report = facts.report
+    pod_ip = (report or {}).get("pod_ip") or None
+    host_ip = (report or {}).get("host_ip") or None
+    inits = [statuses[c.name] for c in pod.spec.init_containers]
+    apps = sorted((statuses[c.name] for c in pod.spec.containers), key=lambda s: str(s["name"]))
+    return {
+        "observedGeneration": pod.metadata.generation,
+        "phase": phase,
+        "reason": reason or None,
+        "message": message or None,
+        "startTime": stamp(facts.started_at.timestamp()),
+        "hostIP": host_ip,
+        "hostIPs": [{"ip": host_ip}] if host_ip else None,
+        "podIP": pod_ip,
+        "podIPs": [{"ip": pod_ip}] if pod_ip else None,
+        "initContainerStatuses": inits or None,
+        "containerStatuses": apps,
+        "conditions": _conditions(pod, statuses, facts, phase=phase, now=now),
+    }
+
+
+def stamp(seconds: float) -> str:
+    """A time as the API server keeps it: whole seconds, UTC."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# Containers
+
+
+def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
+    record = (facts.report or {"containers": {}})["containers"].get(container.name)  # type: ignore[typeddict-item]
+    image, image_id = facts.images.get(container.name, (container.image, ""))
+    made: dict[str, Any] = {"name": container.name, "image": image, "imageID": image_id, "restartCount": 0}
+    made |= {"ready": False, "started": False, "state": {}, "lastState": {}, "containerID": None}
+    if record is None:
+        made["state"] = {"waiting": _first_wait(pod, container, facts)}
+    else:
+        made |= {"ready": record["ready"], "started": record["started"], "restartCount": record["restart_count"]}
+        made["state"] = _state(record)
+        made["containerID"] = _container_id(record["container_id"])
+        if record["last_terminated"]:
+            made["lastState"] = {"terminated": _terminated(record["last_terminated"])}
+    return _as_lost(made, facts) if facts.is_over else made
+
+
+def _first_wait(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
+    reason, message = facts.waiting.get(container.name, ("", ""))
+    is_behind_init = pod.spec.init_containers and container.name != pod.spec.init_containers[0].name
+    return _without_empty(
+        {
+            "reason": reason or ("PodInitializing" if is_behind_init else "ContainerCreating"),
+            "message": message,
+        }
+    )
+
+
+def _state(record: records.ContainerRecord) -> dict[str, Any]:
+    if record["state"] == "running":
+        return {"running": {"startedAt": stamp(record["started_at"] or 0)}}
+    if record["state"] == "terminated" and record["terminated"]:
+        return {"terminated": _terminated(record["terminated"])}
+    return {"waiting": _without_empty({"reason": record["reason"], "message": record["message"]})}
+
+
+def _terminated(run: records.Terminated) -> dict[str, Any]:
+    return _without_empty(
+        {
+            "signal": run["signal"],
+            "reason": run["reason"],
+            "message": run["message"],
+            "containerID": _container_id(run["container_id"]),
+        }
+    ) | {
+        "exitCode": run["exit_code"],
+        "startedAt": stamp(run["started_at"]) if run["started_at"] else None,
+        "finishedAt": stamp(run["finished_at"]) if run["finished_at"] else None,
+    }
+
+
+def _container_id(short: str) -> str | None:
+    return f"apptainer://{short}" if short else None
+
+
+def _as_lost(made: dict[str, Any], facts: Facts) -> dict[str, Any]:
+    """The status of a container of a pod that is over: what still claims to run has been lost."""
+    made |= {"ready": False, "started": False}
+    running = made["state"].get("running")
+    is_out_of_memory = facts.allocation is not None and facts.allocation.cause is model.Cause.OUT_OF_MEMORY
+    if running is not None:
+        reason = "OOMKilled" if is_out_of_memory else "ContainerStatusUnknown"
+        message = "The container could not be located when the pod was terminated"
+        made["state"] = {
+            "terminated": _without_empty({"message": "" if is_out_of_memory else message})
+            | {"exitCode": UNKNOWN_EXIT_CODE, "reason": reason, "startedAt": running["startedAt"], "finishedAt": None}
+        }
+    elif is_out_of_memory and (ended := made["state"].get("terminated")) and ended["exitCode"] != 0:
+        # Slurm kills the whole job for memory: the signal that the agent saw was only how.
+        made["state"] = {"terminated": {**ended, "reason": "OOMKilled", "exitCode": UNKNOWN_EXIT_CODE}}
+    return made
+
+
+def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value}
+
+
+# Phase
+
+
+def _exit(made: dict[str, Any]) -> int | None:
+    """The exit code of a container that is stopped (now, or before the run that it waits for), else None."""
+    ended = made["state"].get("terminated")
+    if ended is None and "waiting" in made["state"]:
+        ended = made["lastState"].get("terminated")
+    return None if ended is None else int(ended["exitCode"])
+
+
+def _restarts(pod: v1.Pod, container: v1.Container, code: int) -> bool:
+    policy = container.restart_policy or pod.spec.restart_policy
+    return policy == "Always" or (policy == "OnFailure" and code != 0)
+
+
+def _is_sidecar(container: v1.Container) -> bool:
+    return container.restart_policy == "Always"
+
+
+def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) -> str:
+    apps = pod.spec.containers
+    if facts.is_over:
+        return _final_phase(pod, statuses, facts)
+    plain = [c for c in pod.spec.init_containers if not _is_sidecar(c)]
+    for container in plain:
+        code = _exit(statuses[container.name])
+        is_ended = "terminated" in statuses[container.name]["state"]
+        if is_ended and code and not _restarts_init(pod):
+            return "Failed" if _all_stopped(statuses) else "Pending"
+        if not is_ended or code:
+            return "Pending"
+    is_any_app_begun = any(
+        "waiting" not in statuses[c.name]["state"] or _exit(statuses[c.name]) is not None for c in apps
+    )
+    sidecars = [c for c in pod.spec.init_containers if _is_sidecar(c)]
+    if not is_any_app_begun and not all(statuses[c.name]["started"] for c in sidecars):
+        return "Pending"
+    states = [statuses[c.name] for c in apps]
+    if any(_exit(s) is None and "waiting" in s["state"] for s in states):
+        return "Pending"
+    if any("running" in statuses[c.name]["state"] for c in [*apps, *sidecars]):
+        return "Running"
+    if any(_restarts(pod, c, _exit(statuses[c.name]) or 0) for c in apps):
+        return "Running"
+    # Terminal phases wait for the agent's word that nothing runs any more: they cannot be taken back.
+    return "Running"
+
+
+def _restarts_init(pod: v1.Pod) -> bool:
+    return pod.spec.restart_policy != "Never"
+
+
+def _all_stopped(statuses: Mapping[str, dict[str, Any]]) -> bool:
+    return not any("running" in made["state"] for made in statuses.values())
+
+
+def _final_phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) -> str:
+    """Of a pod that is over: Succeeded only if every container came to a good end by itself."""
+    codes = [_exit(statuses[c.name]) for c in pod.spec.containers]
+    is_cut_short = _cut_short(facts)
+    return "Failed" if is_cut_short or any(code is None or code != 0 for code in codes) else "Succeeded"
+
+
+def _cut_short(facts: Facts) -> bool:
+    """Whether something ended the pod before its containers did; a deletion alone leaves their exit codes to speak."""
+    ended = (facts.report or {}).get("ended") if facts.report else None
+    if ended and ended["reason"] != "Deleted":
+        return True
+    cause = facts.allocation.cause if facts.allocation else None
+    is_finished = bool(facts.report and facts.report["finished_at"])
+    return not is_finished and cause not in {None, model.Cause.FINISHED}
+
+
+# Reason and message
+
+
+def _why(facts: Facts, phase: str) -> tuple[str, str]:
+    if facts.failure:
+        return facts.failure
+    state = facts.allocation
+    ended = facts.report["ended"] if facts.report else None
+    if phase == "Failed" and ended and ended["reason"] == "DeadlineExceeded":
+        return "DeadlineExceeded", ended["message"]
+    if phase == "Failed" and (told := _job_failure(facts)):
+        return told
+    if phase == "Pending" and state and state.phase is model.Phase.QUEUED:
+        why = f": {state.reason}" if state.reason and state.reason != "None" else ""
+        return "", f"Slurm job {facts.job_id} is {state.state or 'PENDING'}{why}"
+    return "", ""
+
+
+def _job_failure(facts: Facts) -> tuple[str, str] | None:
+    """(reason, message) of a pod whose job did not come to its own end."""
+    ended = facts.report["ended"] if facts.report else None
+    cause = facts.allocation.cause if facts.allocation else None
+    job = f"Slurm job {facts.job_id}"
+    if ended and ended["reason"] == "Deleted":
+        return None
+    match cause:
+        case model.Cause.CANCELLED:
+            return "Evicted", f"{job} was cancelled"
+        case model.Cause.TIME_LIMIT:
+            return "Evicted", f"{job} reached its time limit"
+        case model.Cause.OUT_OF_MEMORY:
+            return "OOMKilled", f"{job} went over its memory; raise the containers' memory limits"
+        case model.Cause.NODE_FAILED:
+            return "Evicted", f"{job}: its compute node failed ({facts.allocation.state if facts.allocation else ''})"
+        case model.Cause.PREEMPTED:
+            return "Evicted", f"{job} was preempted"
+        case _:
+            pass
+    if ended and ended["reason"] == "TimeLimit":
+        return "Evicted", f"{job} reached its time limit"
+    if ended:
+        return ended["reason"], ended["message"] or f"{job} was ended from outside"
+    if facts.report is None or not facts.report["finished_at"]:
+        return "ContainerStatusUnknown", f"{job} ended and left no record of the pod's end"
+    return None
+
+
+def is_disrupted(facts: Facts) -> bool:
+    """Whether the pod was ended by the cluster rather than by itself or its owner."""
+    told = _job_failure(facts)
+    return bool(told and told[0] == "Evicted")
+
+
+# Conditions
+
+
+def _conditions(
+    pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts, *, phase: str, now: datetime
+) -> list[dict[str, Any]]:
+    unready = [c.name for c in pod.spec.containers if not statuses[c.name]["ready"]]
+    sidecars = [c.name for c in pod.spec.init_containers if _is_sidecar(c) and not statuses[c.name]["ready"]]
+    unready = [*sidecars, *unready] if phase not in TERMINAL else unready
+    ended = "PodCompleted" if phase == "Succeeded" else "PodFailed" if phase == "Failed" else ""
+    not_ready = f"containers with unready status: [{' '.join(unready)}]"
+    is_ready = not unready and phase == "Running"
+    told = ("", "") if is_ready else (ended, "") if ended else ("ContainersNotReady", not_ready)
+    has_sandbox = bool(facts.report and facts.report["pod_ip"] and not facts.is_over)
+    found = [
+        _condition("PodReadyToStartContainers", has_sandbox),
+        _initialized(pod, statuses, phase=phase),
+        _condition("Ready", is_ready and not _gates(pod), *(_gates(pod) if is_ready and _gates(pod) else told)),
+        _condition("ContainersReady", is_ready, *told),
+        _condition("PodScheduled", True),
+    ]
+    if phase == "Failed" and is_disrupted(facts):
+        _, message = _why(facts, phase)
+        found.append(_condition("DisruptionTarget", True, "TerminationByKubelet", message))
+    for condition in found:
+        condition |= {"observedGeneration": pod.metadata.generation, "lastTransitionTime": stamp(now.timestamp())}
+    return found
+
+
+def _gates(pod: v1.Pod) -> tuple[str, str] | tuple[()]:
+    names = [gate["conditionType"] for gate in pod.spec.readiness_gates]
+    return ("ReadinessGatesNotReady", f"the status of pod readiness gates {names} is not True") if names else ()
+
+
+def _condition(kind: str, value: bool, reason: str = "", message: str = "") -> dict[str, Any]:  # noqa: FBT001 - is the value
+    return {
+        "type": kind,
+        "status": "True" if value else "False",
+        "reason": reason or None,
+        "message": message or None,
+    }
+
+
+def _initialized(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], *, phase: str) -> dict[str, Any]:
+    incomplete = [c.name for c in pod.spec.init_containers if not _is_initialised(c, statuses[c.name])]
+    begun = any("waiting" not in statuses[c.name]["state"] for c in pod.spec.containers)
+    if phase == "Succeeded":
+        return _condition("Initialized", True, "PodCompleted")
+    if not incomplete or begun:
+        return _condition("Initialized", True)
+    message = f"containers with incomplete status: [{' '.join(incomplete)}]"
+    return _condition("Initialized", False, "ContainersNotInitialized", message)
+
+
+def _is_initialised(container: v1.Container, made: dict[str, Any]) -> bool:
+    return bool(made["started"]) if _is_sidecar(container) else _exit(made) == 0
+
+
+# Against what the API server has
+
+
+def merge_transitions(wanted: dict[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    """The status to write: a condition whose value did not change keeps its transition time."""
+    old = {c["type"]: c for c in current.get("conditions") or []}
+    conditions = []
+    for condition in wanted["conditions"]:
+        before = old.get(condition["type"])
+        is_same = before is not None and before.get("status") == condition["status"]
+        time = before.get("lastTransitionTime") if is_same and before else None
+        conditions.append({**condition, "lastTransitionTime": time or condition["lastTransitionTime"]})
+    return {**wanted, "conditions": conditions}
+
+
+def is_reported(wanted: dict[str, Any], current: Mapping[str, Any]) -> bool:
+    """Whether the API server's copy says the same already, in all that is ours."""
+    theirs = {**current, "conditions": [c for c in current.get("conditions") or [] if c["type"] in OURS]}
+    mine = {**wanted, "conditions": sorted(wanted["conditions"], key=_type)}
+    theirs["conditions"] = sorted(theirs["conditions"], key=_type)
+    return all(_normal(value) == _normal(theirs.get(key)) for key, value in mine.items())
+
+
+def _type(condition: Mapping[str, Any]) -> str:
+    return str(condition["type"])
+
+
+def _normal(value: Any) -> Any:
+    """Without what JSON leaves out: empty strings, lists and objects, and nulls."""
+    if isinstance(value, dict):
+        made = {key: _normal(item) for key, item in value.items()}
+        return {key: item for key, item in made.items() if item not in (None, "", {}, [])} or None
+    if isinstance(value, list):
+        return [_normal(item) for item in value] or None
+    return None if value == "" else value
+
+
+def may_follow(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a status may replace another: a terminal phase is final."""
+    phase = current.get("phase")
+    return phase not in TERMINAL or wanted["phase"] == phase
+
+
+def counts(statuses: Iterable[Mapping[str, Any]]) -> int:
+    """How many of these containers run."""
+    return sum("running" in made["state"] for made in statuses)
