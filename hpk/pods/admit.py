@@ -133,22 +133,18 @@ def _matches(term: dict[str, Any], cluster: Cluster) -> bool:
 
 
 def _holds(expression: dict[str, Any], value: str | None) -> bool:
+    """One requirement of a node selector term, as apimachinery's labels.Requirement matches."""
     values = expression.get("values") or []
-    match expression["operator"]:
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt":
-            return value is not None and int(value) > int(values[0])
-        case "Lt":
-            return value is not None and int(value) < int(values[0])
-        case _:
-            return False
+    operator = expression["operator"]
+    if operator in {"Gt", "Lt"}:
+        return value is not None and (int(value) > int(values[0])) == (operator == "Gt") and value != values[0]
+    known = {
+        "In": value in values,
+        "NotIn": value not in values,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+    }
+    return known.get(operator, False)
 
 
 def _check_capacity(pod: v1.Pod, cluster: Cluster) -> None:
@@ -160,7 +156,8 @@ def _check_capacity(pod: v1.Pod, cluster: Cluster) -> None:
         if offered is None and wanted and (name in {"cpu", "memory"} or name == "ephemeral-storage"):
             continue  # not known yet: the node has just started
         if wanted > (offered or Decimal(0)):
-            message = f"Pod was rejected: Node didn't have enough resource: {name}, requested: {wanted}, capacity: {offered or 0}"
+            what = f"{name}, requested: {wanted}, capacity: {offered or 0}"
+            message = f"Pod was rejected: Node didn't have enough resource: {what}"
             raise errors.PodRefused(message, reason=f"OutOf{name}")
 
 

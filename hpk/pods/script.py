@@ -43,7 +43,7 @@ def directive(name: str, value: str | None) -> str:
 
 
 def _sbatch_quoted(value: str) -> str:
-    """As sbatch's own line parser wants it: double quotes, with ``\\`` before ``\\`` and ``"``."""
+    r"""As sbatch's own line parser wants it: double quotes, with ``\\`` before ``\\`` and ``"``."""
     plain = value.replace("\n", " ")
     if plain and all(c.isalnum() or c in "@%+=:,./_-" for c in plain):
         return plain

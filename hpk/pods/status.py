@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpk.pods import model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from hpk import records
     from hpk.kube import v1
@@ -25,6 +25,16 @@ OURS = frozenset(
     {"PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready", "DisruptionTarget"}
 )
 """Conditions that the kubelet owns; all others are left as they are."""
+
+
+FAILURES: Mapping[model.Cause | None, tuple[str, str]] = {
+    model.Cause.CANCELLED: ("Evicted", "was cancelled"),
+    model.Cause.TIME_LIMIT: ("Evicted", "reached its time limit"),
+    model.Cause.OUT_OF_MEMORY: ("OOMKilled", "went over its memory; raise the containers' memory limits"),
+    model.Cause.NODE_FAILED: ("Evicted", "was lost: its compute node failed"),
+    model.Cause.PREEMPTED: ("Evicted", "was preempted"),
+}
+"""By cause, the pod's reason and what happened to the job; Argo and others key on ``Evicted``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +71,8 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
     if facts.failure and phase != "Succeeded":
         phase = "Failed"
     reason, message = _why(facts, phase)
-    report = facts.report
-    pod_ip = (report or {}).get("pod_ip") or None
-    host_ip = (report or {}).get("host_ip") or None
+    pod_ip = facts.report["pod_ip"] if facts.report else None
+    host_ip = facts.report["host_ip"] if facts.report else None
     inits = [statuses[c.name] for c in pod.spec.init_containers]
     apps = sorted((statuses[c.name] for c in pod.spec.containers), key=lambda s: str(s["name"]))
     return {
@@ -91,7 +100,7 @@ def stamp(seconds: float) -> str:
 
 
 def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
-    record = (facts.report or {"containers": {}})["containers"].get(container.name)  # type: ignore[typeddict-item]
+    record = facts.report["containers"].get(container.name) if facts.report else None
     image, image_id = facts.images.get(container.name, (container.image, ""))
     made: dict[str, Any] = {"name": container.name, "image": image, "imageID": image_id, "restartCount": 0}
     made |= {"ready": False, "started": False, "state": {}, "lastState": {}, "containerID": None}
@@ -177,11 +186,6 @@ def _exit(made: dict[str, Any]) -> int | None:
     return None if ended is None else int(ended["exitCode"])
 
 
-def _restarts(pod: v1.Pod, container: v1.Container, code: int) -> bool:
-    policy = container.restart_policy or pod.spec.restart_policy
-    return policy == "Always" or (policy == "OnFailure" and code != 0)
-
-
 def _is_sidecar(container: v1.Container) -> bool:
     return container.restart_policy == "Always"
 
@@ -193,34 +197,17 @@ def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) ->
     plain = [c for c in pod.spec.init_containers if not _is_sidecar(c)]
     for container in plain:
         code = _exit(statuses[container.name])
-        is_ended = "terminated" in statuses[container.name]["state"]
-        if is_ended and code and not _restarts_init(pod):
-            return "Failed" if _all_stopped(statuses) else "Pending"
-        if not is_ended or code:
-            return "Pending"
-    is_any_app_begun = any(
-        "waiting" not in statuses[c.name]["state"] or _exit(statuses[c.name]) is not None for c in apps
-    )
+        if code != 0 or "terminated" not in statuses[container.name]["state"]:
+            return "Pending"  # a failed one fails the pod only when the agent says that all is over
+    states = [statuses[c.name] for c in apps]
+    is_any_app_begun = any("waiting" not in s["state"] or _exit(s) is not None for s in states)
     sidecars = [c for c in pod.spec.init_containers if _is_sidecar(c)]
     if not is_any_app_begun and not all(statuses[c.name]["started"] for c in sidecars):
         return "Pending"
-    states = [statuses[c.name] for c in apps]
     if any(_exit(s) is None and "waiting" in s["state"] for s in states):
         return "Pending"
-    if any("running" in statuses[c.name]["state"] for c in [*apps, *sidecars]):
-        return "Running"
-    if any(_restarts(pod, c, _exit(statuses[c.name]) or 0) for c in apps):
-        return "Running"
     # Terminal phases wait for the agent's word that nothing runs any more: they cannot be taken back.
     return "Running"
-
-
-def _restarts_init(pod: v1.Pod) -> bool:
-    return pod.spec.restart_policy != "Never"
-
-
-def _all_stopped(statuses: Mapping[str, dict[str, Any]]) -> bool:
-    return not any("running" in made["state"] for made in statuses.values())
 
 
 def _final_phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) -> str:
@@ -232,7 +219,7 @@ def _final_phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Fac
 
 def _cut_short(facts: Facts) -> bool:
     """Whether something ended the pod before its containers did; a deletion alone leaves their exit codes to speak."""
-    ended = (facts.report or {}).get("ended") if facts.report else None
+    ended = facts.report["ended"] if facts.report else None
     if ended and ended["reason"] != "Deleted":
         return True
     cause = facts.allocation.cause if facts.allocation else None
@@ -265,19 +252,9 @@ def _job_failure(facts: Facts) -> tuple[str, str] | None:
     job = f"Slurm job {facts.job_id}"
     if ended and ended["reason"] == "Deleted":
         return None
-    match cause:
-        case model.Cause.CANCELLED:
-            return "Evicted", f"{job} was cancelled"
-        case model.Cause.TIME_LIMIT:
-            return "Evicted", f"{job} reached its time limit"
-        case model.Cause.OUT_OF_MEMORY:
-            return "OOMKilled", f"{job} went over its memory; raise the containers' memory limits"
-        case model.Cause.NODE_FAILED:
-            return "Evicted", f"{job}: its compute node failed ({facts.allocation.state if facts.allocation else ''})"
-        case model.Cause.PREEMPTED:
-            return "Evicted", f"{job} was preempted"
-        case _:
-            pass
+    if cause in FAILURES:
+        reason, what = FAILURES[cause]
+        return reason, f"{job} {what}"
     if ended and ended["reason"] == "TimeLimit":
         return "Evicted", f"{job} reached its time limit"
     if ended:
@@ -392,8 +369,3 @@ def may_follow(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether a status may replace another: a terminal phase is final."""
     phase = current.get("phase")
     return phase not in TERMINAL or wanted["phase"] == phase
-
-
-def counts(statuses: Iterable[Mapping[str, Any]]) -> int:
-    """How many of these containers run."""
-    return sum("running" in made["state"] for made in statuses)

@@ -1,0 +1,97 @@
+"""Which pods want a look: a set of UIDs, so that many changes are one look, and the newest state counts.
+
+As the kubelet's work queue: each UID is worked on by at most one worker at a time, a change meanwhile makes one
+more round, and a round may ask for another one later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+LOG = structlog.get_logger(__name__)
+JITTER = 0.1
+FIRST_RETRY_SECONDS = 0.5
+LONGEST_RETRY_SECONDS = 30.0
+
+
+class Queue:
+    """Runs ``round(uid)`` for each UID that was marked, one at a time per UID, all UIDs side by side.
+
+    A round returns the seconds until it wants to be called anyway (with jitter), or None; a round that raises
+    is logged and called again, with growing pauses and without end: nothing that a pod does stops the others.
+    """
+
+    def __init__(self, work: Callable[[str], Awaitable[float | None]]) -> None:
+        self._work = work
+        self._dirty: set[str] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._failures: dict[str, int] = {}
+        self._is_open = False
+
+    def mark(self, uid: str) -> None:
+        """Ask for a round, soon; any number of calls before it begins are one."""
+        self._dirty.add(uid)
+        if self._is_open and uid not in self._tasks:
+            self._start(uid)
+
+    def forget(self, uid: str) -> None:
+        """Drop the timer and the count of failures of a UID that is done with."""
+        self._failures.pop(uid, None)
+        if timer := self._timers.pop(uid, None):
+            timer.cancel()
+
+    async def run(self) -> None:
+        """Work until cancelled; rounds in progress are cancelled with it."""
+        self._is_open = True
+        for uid in list(self._dirty):
+            self._start(uid)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._is_open = False
+            for timer in self._timers.values():
+                timer.cancel()
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, uid: str) -> None:
+        self._tasks[uid] = asyncio.get_running_loop().create_task(self._rounds(uid), name=f"pod {uid}")
+
+    async def _rounds(self, uid: str) -> None:
+        try:
+            while uid in self._dirty:
+                self._dirty.discard(uid)
+                if timer := self._timers.pop(uid, None):
+                    timer.cancel()
+                self._later(uid, await self._guarded(uid))
+        finally:
+            del self._tasks[uid]
+        if uid in self._dirty and self._is_open:
+            self._start(uid)
+
+    async def _guarded(self, uid: str) -> float | None:
+        try:
+            seconds = await self._work(uid)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong with one pod is that pod's alone
+            failures = self._failures[uid] = self._failures.get(uid, 0) + 1
+            seconds = min(FIRST_RETRY_SECONDS * 2 ** (failures - 1), LONGEST_RETRY_SECONDS)
+            LOG.warning("Cannot finish a round, will try again", uid=uid, error=repr(error), exc_info=error)
+            return seconds
+        self._failures.pop(uid, None)
+        return seconds
+
+    def _later(self, uid: str, seconds: float | None) -> None:
+        if seconds is None:
+            return
+        delay = seconds * (1 + JITTER * random.random())  # noqa: S311 - spreads load, keeps no secret
+        self._timers[uid] = asyncio.get_running_loop().call_later(delay, self.mark, uid)
