@@ -1,0 +1,66 @@
+"""Growing, jittered, capped pauses between attempts, which start over after a healthy time."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How long the pauses are."""
+
+    first_seconds: float = 0.5
+    """The first pause."""
+    factor: float = 2.0
+    """Each pause is this much longer than the one before."""
+    cap_seconds: float = 30.0
+    """No pause is longer (jitter comes on top)."""
+    jitter: float = 0.1
+    """Up to this share is added, so that those who failed together do not return together."""
+    healthy_seconds: float = 60.0
+    """An attempt that lasted this long was a success: counting starts over."""
+
+
+class Backoff:
+    """The pauses of one thing that is tried again and again.
+
+    Attributes:
+        failures: Failures in a row, the last one included.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        chance: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failures = 0
+        self._policy = policy or Policy()
+        self._chance = chance
+        self._clock = clock
+        self._started_at: float | None = None
+
+    def started(self) -> None:
+        """An attempt begins now; without this call a failure is never forgotten but by :meth:`succeeded`."""
+        self._started_at = self._clock()
+
+    def succeeded(self) -> None:
+        """Forget all failures."""
+        self.failures = 0
+
+    def failed(self) -> float:
+        """Count a failure and return the seconds to wait before the next attempt."""
+        policy = self._policy
+        if self._started_at is not None and self._clock() - self._started_at >= policy.healthy_seconds:
+            self.failures = 0
+        self.failures += 1
+        # The exponent is bounded: a float overflows after a thousand failures of a service that lives for months.
+        pause = min(policy.first_seconds * policy.factor ** min(self.failures - 1, 64), policy.cap_seconds)
+        return pause * (1 + policy.jitter * self._chance())

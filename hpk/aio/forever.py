@@ -1,0 +1,28 @@
+"""Services of a TaskGroup: they run until they are cancelled, and an end is an error.
+
+A task that merely returns leaves its siblings running (a TaskGroup ends only for exceptions), so a watch
+loop that ends by mistake would go unnoticed for ever.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from hpk import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+
+async def forever(name: str, service: Awaitable[object]) -> NoReturn:
+    """Run the service and never return.
+
+    Args:
+        name: What the user would call the service: "watch of pods".
+        service: A coroutine that runs until it is cancelled; its exceptions pass unchanged.
+
+    Raises:
+        errors.Fatal: The service returned.
+    """
+    await service
+    raise errors.Fatal(f"Cannot go on: the {name} ended, though it must run for as long as the program does")

@@ -1,0 +1,127 @@
+"""TCP ports: chosen free, held for as long as we live, and the same again after a restart.
+
+A held port is bound but not listened on, with SO_REUSEADDR.  Linux lets another socket with SO_REUSEADDR
+bind and listen beside it (Go's, asyncio's and gRPC's listeners all set it), yet never hands the port out as
+a free one: so there is no race between choosing a port and the child that listens on it, not even when the
+child is restarted.  Two holders would not notice each other that way, so each also binds an abstract Unix
+socket named after the port, which lives in the same network namespace and dies with its owner.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpk import errors, jobdir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+# Below Linux's ephemeral ports (from 32768), which outgoing connections take, and below Kubernetes' node
+# ports (from 30000): what is free today is most likely free on the next host too.
+LOWEST = 20000
+HIGHEST = 29999
+_TRIES = 64
+
+
+@dataclass(frozen=True)
+class Held:
+    """A port that nobody else is given.
+
+    Attributes:
+        bound: Bound and not listening.  A server of our own may listen on it, or bind beside it.
+    """
+
+    host: str
+    port: int
+    bound: socket.socket
+    _mark: socket.socket
+
+    def close(self) -> None:
+        """Let the port go; fine if that was done before."""
+        self.bound.close()
+        self._mark.close()
+
+
+def hold(host: str, *, preferred: Iterable[int] = ()) -> Held:
+    """Hold the first preferred port that is free, else some free port.
+
+    Raises:
+        errors.Fatal: The host is no address of this machine, or no port is free.
+    """
+    for port in _candidates(preferred):
+        try:
+            return _hold(host, port)
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise errors.Fatal(
+                    f"Cannot listen on {host}: {error.strerror}; set HPK_ADDRESS to an IPv4 address of this host"
+                ) from error
+    raise errors.Fatal(f"Cannot find a free TCP port on {host} (tried {LOWEST} to {HIGHEST})")
+
+
+class Book:
+    """Ports by name, held together and recorded in a JSON file, so that the next run prefers the same.
+
+    A kubeconfig that was handed out stays valid as long as the port of the API server does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: dict[str, Held] = {}
+
+    def hold(self, name: str, *, host: str, preferred: Iterable[int] = ()) -> Held:
+        """Hold a port for the name: the recorded one, else a preferred one, else a free one.
+
+        A name that is held already returns what it has.
+
+        Raises:
+            errors.Fatal: As :func:`hold`.
+        """
+        if name not in self._held:
+            recorded = self._read()
+            first = [recorded[name]] if name in recorded else []
+            self._held[name] = held = hold(host, preferred=[*first, *preferred])
+            if recorded.get(name) != held.port:
+                jobdir.write_json(str(self._path), recorded | {name: held.port})
+        return self._held[name]
+
+    def close(self) -> None:
+        """Let all ports go; the record stays."""
+        for held in self._held.values():
+            held.close()
+        self._held.clear()
+
+    def _read(self) -> dict[str, int]:
+        try:
+            recorded = jobdir.read_json(str(self._path))
+        except json.JSONDecodeError:
+            recorded = None  # a wish, not a fact: without it we choose afresh
+        if not isinstance(recorded, dict):
+            return {}
+        return {name: port for name, port in recorded.items() if isinstance(port, int) and 0 < port < 65536}  # noqa: PLR2004
+
+
+def _candidates(preferred: Iterable[int]) -> Iterator[int]:
+    yield from preferred
+    for _ in range(_TRIES):
+        yield random.randint(LOWEST, HIGHEST)  # noqa: S311 - nothing secret about a port
+
+
+def _hold(host: str, port: int) -> Held:
+    mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        mark.bind(f"\0hpk-port-{port}")
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except OSError:
+        mark.close()
+        made.close()
+        raise
+    return Held(host, port, made, mark)

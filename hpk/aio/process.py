@@ -1,0 +1,159 @@
+"""A child process: its own process group, its output in a bounded log, TERM then KILL, and never an orphan."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+from hpk import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_CHUNK_BYTES = 65536
+_LONGEST_LINE = 2000
+_DRAIN_SECONDS = 1.0
+
+
+class Log:
+    """A log file (0600) of at most two times ``most_bytes``: when full it becomes ``<path>.1``.
+
+    A file that cannot be written, as on a full disk, loses lines and nothing else.
+    """
+
+    def __init__(self, path: Path, *, most_bytes: int = 8 << 20) -> None:
+        self._path = path
+        self._most_bytes = most_bytes
+        self._descriptor = self._open()
+        self._size = os.fstat(self._descriptor).st_size
+
+    def write(self, data: bytes) -> None:
+        """Append the bytes."""
+        with contextlib.suppress(OSError):
+            if self._size > self._most_bytes:
+                self._path.replace(f"{self._path}.1")
+                os.close(self._descriptor)
+                self._descriptor, self._size = self._open(), 0
+            self._size += os.write(self._descriptor, data)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+class Process:
+    """A running or ended child; made by :func:`start`.
+
+    Attributes:
+        pid: Also the id of its process group.
+    """
+
+    def __init__(self, name: str, child: asyncio.subprocess.Process, *, log: Log, kept_lines: int) -> None:
+        self.name = name
+        self.pid = child.pid
+        self._child = child
+        self._log = log
+        self._lines: collections.deque[str] = collections.deque(maxlen=kept_lines)
+        self._reader = asyncio.create_task(self._read(), name=f"output of {name}")
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, minus the signal's number, or None while it runs."""
+        return self._child.returncode
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of what the child wrote (stdout and stderr)."""
+        return list(self._lines)
+
+    async def wait(self) -> int:
+        """Wait for the end and for the last of the output; the exit code, or minus the signal's number."""
+        code = await self._child.wait()
+        # A grandchild may hold the pipe open for ever: its output is not worth waiting for.
+        await asyncio.wait({self._reader}, timeout=_DRAIN_SECONDS)
+        return code
+
+    async def stop(self, *, grace_seconds: float) -> int:
+        """End the child and all of its process group: SIGTERM, then SIGKILL when the grace is over.
+
+        Fine if it has ended.  Being cancelled cuts the grace short and still leaves nothing running.
+        """
+        try:
+            if self._child.returncode is None:
+                self._signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._child.wait(), grace_seconds)
+        finally:
+            self._signal(signal.SIGKILL)
+            code = await self.wait()
+            self._reader.cancel()
+            await asyncio.wait({self._reader})
+        return code
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    async def _read(self) -> None:
+        assert self._child.stdout is not None
+        rest = b""
+        try:
+            while data := await self._child.stdout.read(_CHUNK_BYTES):
+                self._log.write(data)
+                *lines, rest = (rest + data).split(b"\n")
+                self._keep(lines)
+                rest = rest[:_LONGEST_LINE]
+        finally:
+            if rest:
+                self._keep([rest])
+            self._log.close()
+
+    def _keep(self, lines: list[bytes]) -> None:
+        self._lines.extend(line[:_LONGEST_LINE].decode("utf-8", "replace").rstrip() for line in lines)
+
+
+async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: Path, kept_lines: int = 20) -> Process:
+    """Start a child with exactly this environment, umask 077, no input, and its output in the log.
+
+    The kernel kills it if this process dies without having stopped it (PR_SET_PDEATHSIG).
+
+    Raises:
+        errors.Fatal: The program is not there or cannot be executed, or the log cannot be opened.
+    """
+    try:
+        file = Log(log)
+    except OSError as error:
+        raise errors.Fatal(f"Cannot write the log of {name}, {log}: {error.strerror}") from error
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *_dying_with_us(argv),
+            env=dict(env),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            process_group=0,
+            umask=0o077,
+        )
+    except OSError as error:
+        file.close()
+        raise errors.Fatal(f"Cannot start {name} ({argv[0]}): {error.strerror}") from error
+    return Process(name, child, log=file, kept_lines=kept_lines)
+
+
+def _dying_with_us(argv: Sequence[str]) -> list[str]:
+    """The command behind setpriv, which sets the death signal and then becomes the command.
+
+    Not a ``preexec_fn``: that would fork this whole process, with gRPC's threads and locks in it.
+    """
+    if (setpriv := shutil.which("setpriv")) is None:
+        return list(argv)
+    return [setpriv, "--pdeathsig", "KILL", "--", *argv]
