@@ -1,0 +1,61 @@
+"""What ``status.nodeInfo`` says about the machine that the kubelet runs on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+KUBELET_VERSION = "v1.37.2"
+"""The Kubernetes version whose kubelet we stand in for; semantic, and never newer than the API server."""
+
+# Kubernetes names architectures as Go does.
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The machine, in the words of ``v1.NodeSystemInfo``."""
+
+    machine_id: str
+    system_uuid: str
+    boot_id: str
+    kernel_version: str
+    os_image: str
+    architecture: str
+
+
+def read(*, identity: str, os_image: str = "") -> Host:
+    """Look at this machine.
+
+    Args:
+        identity: What stays the same wherever the control plane runs, such as its CA's fingerprint.  The node
+            is the cluster and outlives its hosts, so machine and system ids are made of this, not of the host.
+        os_image: Overrides the distribution's name, such as ``Slurm 24.11 on Debian GNU/Linux 12``.
+    """
+    lasting = uuid.uuid5(uuid.NAMESPACE_URL, f"hpk:{identity}")
+    uname = os.uname()
+    return Host(
+        machine_id=lasting.hex,
+        system_uuid=str(lasting),
+        boot_id=_read_line("/proc/sys/kernel/random/boot_id"),
+        kernel_version=uname.release,
+        os_image=os_image or _distribution(),
+        architecture=_ARCHITECTURES.get(uname.machine, uname.machine),
+    )
+
+
+def _read_line(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    except OSError:
+        return "Linux"

@@ -1,0 +1,123 @@
+"""The node's heartbeat: a Lease, renewed apart from everything else that the kubelet does.
+
+A kubelet that is busy, or a Slurm that is slow, must not make the node controller believe that the node is
+dead; so this task shares no lock and no queue with the others, and each request has its own short timeout.
+Source: component-helpers/apimachinery/lease/controller.go of Kubernetes 1.37.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from hpk import errors
+from hpk.aio import backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpk.node import node
+
+LOG = structlog.get_logger(__name__)
+
+NAMESPACE = "kube-node-lease"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+LEASE_SECONDS = 40
+"""How long a renewal is good for; the node controller's own grace is 50 s."""
+RENEW_SECONDS = 10.0
+REQUEST_SECONDS = 10.0
+JITTER = 0.04
+
+Object = dict[str, Any]
+
+
+def renewed(lease: Object | None, *, name: str, node_uid: str, now: float) -> Object:
+    """The lease to write: a new one, or the given one with its time moved on."""
+    made: Object = dict(lease) if lease else {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    metadata = {"namespace": NAMESPACE, **made.get("metadata", {}), "name": name}
+    if node_uid:
+        # Deleting the node takes the lease with it.
+        metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid}]
+    made["metadata"] = metadata
+    made["spec"] = {
+        **made.get("spec", {}),
+        "holderIdentity": name,
+        "leaseDurationSeconds": LEASE_SECONDS,
+        "renewTime": datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+    }
+    return made
+
+
+class LeaseController:
+    """Renews the lease for as long as :meth:`run` runs."""
+
+    def __init__(
+        self,
+        kube: node.Api,
+        name: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        renew_seconds: float = RENEW_SECONDS,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._kube, self._name, self._clock, self._chance = kube, name, clock, chance
+        self._renew_seconds = renew_seconds
+        self._path = f"{LEASES}/{name}"
+        self._latest: Object | None = None
+
+    async def run(self) -> None:
+        """Renew until cancelled; an API server that is away is waited for, without end."""
+        pauses = backoff.Backoff(backoff.Policy(first_seconds=0.1, cap_seconds=7.0))
+        while True:
+            try:
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    await self.renew()
+                pauses.succeeded()
+                pause = self._renew_seconds * (1 + JITTER * self._chance())
+            except (errors.HpkError, TimeoutError) as error:
+                pause = pauses.failed()
+                LOG.warning("Cannot renew the lease", node=self._name, error=str(error) or "timed out")
+            await asyncio.sleep(pause)
+
+    async def renew(self) -> None:
+        """Renew once; creates the lease if it is missing.
+
+        One PUT of the copy that the last one returned, as nobody else writes it; where somebody did, or it is
+        gone, it is read anew.
+
+        Raises:
+            errors.HpkError: Nothing is lost; call again.
+        """
+        if self._latest is not None:
+            try:
+                self._latest = await self._write(self._latest)
+            except (errors.NotFound, errors.Conflict):
+                self._latest = None
+            else:
+                return
+        try:
+            found = await self._kube.get(self._path)
+        except errors.NotFound:
+            made = renewed(None, name=self._name, node_uid=await self._node_uid(), now=self._clock())
+            self._latest = await self._kube.create(LEASES, made)
+        else:
+            self._latest = await self._write(found, node_uid=await self._node_uid())
+
+    async def _write(self, lease: Object, *, node_uid: str = "") -> Object:
+        if not node_uid and not lease["metadata"].get("ownerReferences"):
+            node_uid = await self._node_uid()
+        return await self._kube.replace(
+            self._path, renewed(lease, name=self._name, node_uid=node_uid, now=self._clock())
+        )
+
+    async def _node_uid(self) -> str:
+        """The Node's UID, or an empty string while there is no node: the reference is then added later."""
+        try:
+            return str((await self._kube.get(f"/api/v1/nodes/{self._name}"))["metadata"]["uid"])
+        except errors.NotFound:
+            return ""

@@ -1,0 +1,1 @@
+"""Hand-written fakes, shared by the tests of all rooms."""
