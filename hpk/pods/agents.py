@@ -1,0 +1,90 @@
+"""The kubelet's view of the agents: their newest reports, and who is on the line.
+
+The stream is the fast way and the file the sure one: a report that the stream lost is still in
+``report.json`` on the shared file system, and the higher sequence number is the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from hpk import jobdir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpk import records
+
+LOG = structlog.get_logger(__name__)
+
+
+class Line(Protocol):
+    """The kubelet's end of the link, as far as a pod's path uses it."""
+
+    async def terminate(self, uid: str, *, grace_seconds: float, reason: str, message: str) -> bool:
+        """Ask the agent to end its pod; False if it is not on the line."""
+
+
+class Agents:
+    """Reports by pod UID.  The link's callbacks are `took_report`, `connected` and `disconnected`."""
+
+    def __init__(self, state: jobdir.State, *, on_change: Callable[[str], None]) -> None:
+        self._state, self._on_change = state, on_change
+        self._reports: dict[str, records.Report] = {}
+        self._lines: set[str] = set()
+        self.line: Line | None = None
+
+    def took_report(self, uid: str, report: records.Report) -> None:
+        """A report came over the stream; an older one than the newest known is dropped, for it says less."""
+        if self._keep(uid, report):
+            self._on_change(uid)
+
+    def connected(self, uid: str) -> None:
+        """An agent dialled."""
+        self._lines.add(uid)
+        self._on_change(uid)
+
+    def disconnected(self, uid: str) -> None:
+        """An agent's stream ended."""
+        self._lines.discard(uid)
+        self._on_change(uid)
+
+    def is_connected(self, uid: str) -> bool:
+        """Whether the pod's agent is on the line."""
+        return uid in self._lines
+
+    def newest(self, uid: str) -> records.Report | None:
+        """The newest report known."""
+        return self._reports.get(uid)
+
+    async def read(self, uid: str) -> records.Report | None:
+        """The newest report, after a look at the file."""
+        path = self._state.pod(uid).report
+        try:
+            report: records.Report | None = await asyncio.to_thread(jobdir.read_json, path)
+        except (OSError, ValueError) as error:
+            LOG.warning("Cannot read a report", uid=uid, path=path, error=str(error))
+            report = None
+        if report is not None and report.get("uid") == uid:
+            self._keep(uid, report)
+        return self._reports.get(uid)
+
+    async def terminate(self, uid: str, *, grace_seconds: float, reason: str, message: str) -> bool:
+        """Ask the agent to end its pod within the grace; False if it is not on the line."""
+        if self.line is None or uid not in self._lines:
+            return False
+        return await self.line.terminate(uid, grace_seconds=grace_seconds, reason=reason, message=message)
+
+    def forget(self, uid: str) -> None:
+        """Drop what is known of a pod that is done with."""
+        self._reports.pop(uid, None)
+
+    def _keep(self, uid: str, report: records.Report) -> bool:
+        known = self._reports.get(uid)
+        if known is not None and known["sequence"] >= report["sequence"]:
+            return False
+        self._reports[uid] = report
+        return True

@@ -1,0 +1,209 @@
+"""Everything that a pod needs before its job is submitted, so that no compute time is spent on waiting.
+
+Images are converted, ConfigMaps, Secrets and tokens fetched, and a certificate for the pod's agent issued, all
+at once.  What is missing is said per container in the kubelet's words, and tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hpk import errors, jobdir
+from hpk.network import sandbox
+from hpk.pods import admit, model, script, translate
+from hpk.slurm import flags
+from hpk.volumes import plan as volume_plan
+from hpk.volumes import sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    from hpk import records
+    from hpk.images import image as images
+    from hpk.images import store
+    from hpk.kube import client, v1
+    from hpk.pods import events
+
+FIRST_PULL_PAUSE_SECONDS = 10.0
+LONGEST_PULL_PAUSE_SECONDS = 300.0
+CONFIG_PAUSE_SECONDS = 2.0
+SHOW_ERROR_SECONDS = 1.0
+"""How long a container says ErrImagePull before it says ImagePullBackOff."""
+
+
+class NotReady(errors.HpkError):
+    """The pod cannot be submitted yet; ``waiting`` says why, and ``seconds`` when to look again."""
+
+    def __init__(self, waiting: Mapping[str, tuple[str, str]], *, seconds: float) -> None:
+        super().__init__("; ".join(sorted({message or reason for reason, message in waiting.values()})))
+        self.waiting, self.seconds = dict(waiting), seconds
+
+
+class Certificates(Protocol):
+    """Issues what an agent identifies itself with."""
+
+    def for_agent(self, uid: str) -> records.Link:
+        """A certificate for this pod only."""
+
+
+@dataclass
+class Attempts:
+    """What a worker remembers between tries: per image, how often its pull failed and when the next is due."""
+
+    failures: dict[str, int] = field(default_factory=dict)
+    due: dict[str, float] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A pod whose job can be submitted."""
+
+    work: model.Work
+    script: str
+    images: dict[str, tuple[str, str]]
+
+
+class Preparer:
+    """Makes pods ready; everything that it needs is given to it once."""
+
+    def __init__(
+        self,
+        *,
+        kube: client.Kube,
+        store: store.ImageStore,
+        certificates: Certificates,
+        services: Callable[[], list[dict[str, Any]]],
+        recorder: events.Recorder,
+        site: translate.Site,
+        launcher: sandbox.Launcher,
+        state: jobdir.State,
+    ) -> None:
+        self._kube, self._store, self._certificates, self._services = kube, store, certificates, services
+        self._recorder, self._site, self._launcher, self._state = recorder, site, launcher, state
+        self._shared = sources.SharedConfigMaps()
+
+    async def prepare(
+        self, pod: v1.Pod, *, cluster: admit.Cluster, started_at: datetime, attempts: Attempts
+    ) -> Ready:
+        """The pod's two files and its job.
+
+        Raises:
+            NotReady: Something is missing; it has been told in events.
+            errors.PodRefused: The pod cannot be honoured at all.
+            errors.ApiUnavailable: The API server is away.
+        """
+        found, pulled = await asyncio.gather(
+            sources.gather(self._kube, pod, shared=self._shared), self._pull(pod, attempts)
+        )
+        ingredients = translate.Ingredients(
+            images=pulled,
+            sources=found,
+            services=self._services(),
+            link=self._certificates.for_agent(pod.metadata.uid),
+            started_at=started_at,
+        )
+        plan = self._plan(pod, cluster, ingredients)
+        job = self._job(pod, plan)
+        names = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
+        return Ready(work=model.Work(plan=plan, job=job), script=script.render(job), images=names)
+
+    def _plan(self, pod: v1.Pod, cluster: admit.Cluster, found: translate.Ingredients) -> records.PodPlan:
+        try:
+            return translate.pod_plan(pod, site=self._site, cluster=cluster, found=found)
+        except volume_plan.SourceMissing as error:
+            self._recorder.tell(pod, "Warning", "FailedMount", str(error))
+            raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
+        except translate.ContainerConfigError as error:
+            self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
+            waiting = {error.container: ("CreateContainerConfigError", str(error))}
+            raise NotReady(waiting, seconds=CONFIG_PAUSE_SECONDS) from error
+
+    def _job(self, pod: v1.Pod, plan: records.PodPlan) -> model.JobPlan:
+        directory = self._state.pod(pod.metadata.uid)
+        limit = flags.time_limit({**self._site.settings_flags, **admit.job_flags(pod)})
+        commands = self._launcher.commands(plan, directory=directory.root)
+        return translate.job_plan(pod, site=self._site, directory=directory.root, time_limit=limit, commands=commands)
+
+    # Images
+
+    async def _pull(self, pod: v1.Pod, attempts: Attempts) -> dict[str, images.Image]:
+        """Every container's image; errors of several containers are told together."""
+        containers = pod.all_containers
+        answers = await asyncio.gather(*(self._ensure(pod, c, attempts) for c in containers))
+        waiting = {c.name: answer for c, answer in zip(containers, answers, strict=True) if isinstance(answer, tuple)}
+        if waiting:
+            raise NotReady(waiting, seconds=self._pause(attempts, {c.image for c in containers}))
+        return {c.name: a for c, a in zip(containers, answers, strict=True) if not isinstance(a, tuple)}
+
+    async def _ensure(self, pod: v1.Pod, container: v1.Container, attempts: Attempts) -> images.Image | tuple[str, str]:
+        """The image, or the waiting reason and message."""
+        name = container.image
+        if attempts.due.get(name, 0.0) > time.monotonic():
+            return self._backing_off(pod, container, attempts)
+        policy = container.image_pull_policy or ("Always" if _is_latest(name) else "IfNotPresent")
+        try:
+            image = await self._store.ensure(name, policy=policy, on_pull=lambda: self._pulling(pod, container))  # type: ignore[arg-type]
+        except (errors.ImageRefused, errors.RegistryUnavailable) as error:
+            return self._failed(pod, container, error, attempts)
+        attempts.failures.pop(name, None)
+        if attempts.said.get(container.name) != image.image_id:
+            attempts.said[container.name] = image.image_id
+            self._recorder.tell(pod, "Normal", "Pulled", _pulled(image), container=container.name)
+        return image
+
+    def _pulling(self, pod: v1.Pod, container: v1.Container) -> None:
+        message = f'Pulling image "{container.image}"'
+        self._recorder.tell(pod, "Normal", "Pulling", message, container=container.name)
+
+    def _failed(
+        self, pod: v1.Pod, container: v1.Container, error: errors.HpkError, attempts: Attempts
+    ) -> tuple[str, str]:
+        name = container.image
+        failures = attempts.failures[name] = attempts.failures.get(name, 0) + 1
+        pause = min(FIRST_PULL_PAUSE_SECONDS * 2 ** (failures - 1), LONGEST_PULL_PAUSE_SECONDS)
+        attempts.due[name] = time.monotonic() + pause
+        reason = error.reason if isinstance(error, errors.ImageRefused) else "ErrImagePull"
+        attempts.said[name] = reason
+        message = f'Failed to pull image "{name}": {error}' if reason == "ErrImagePull" else str(error)
+        self._recorder.tell(pod, "Warning", "Failed", message, container=container.name)
+        self._recorder.tell(pod, "Warning", "Failed", f"Error: {reason}", container=container.name)
+        return reason, str(error)
+
+    def _backing_off(self, pod: v1.Pod, container: v1.Container, attempts: Attempts) -> tuple[str, str]:
+        reason = attempts.said.get(container.image, "ErrImagePull")
+        if reason != "ErrImagePull":
+            return reason, f'Image "{container.image}" cannot be used'
+        message = f'Back-off pulling image "{container.image}"'
+        self._recorder.tell(pod, "Normal", "BackOff", message, container=container.name)
+        self._recorder.tell(pod, "Warning", "Failed", "Error: ImagePullBackOff", container=container.name)
+        return "ImagePullBackOff", message
+
+    def _pause(self, attempts: Attempts, names: set[str]) -> float:
+        """Until the state to show changes: soon from the error to the back-off, then when a pull is due."""
+        now = time.monotonic()
+        dues = [attempts.due[name] - now for name in names if attempts.due.get(name, 0.0) > now]
+        is_fresh = any(attempts.failures.get(n, 0) and attempts.said.get(n) == "ErrImagePull" for n in names)
+        shortest = min(dues, default=FIRST_PULL_PAUSE_SECONDS)
+        return min(shortest, SHOW_ERROR_SECONDS) if is_fresh and shortest > SHOW_ERROR_SECONDS else shortest
+
+    def forget(self, namespace: str) -> None:
+        """Drop what is remembered of a namespace that is gone."""
+        self._shared.forget(namespace)
+
+
+def _pulled(image: images.Image) -> str:
+    if not image.was_pulled:
+        return f'Container image "{image.reference}" already present on machine'
+    size = image.size_bytes
+    return f'Successfully pulled image "{image.reference}" in {image.seconds:.3f}s. Image size: {size} bytes.'
+
+
+def _is_latest(name: str) -> bool:
+    """Whether the name has no tag, or the tag ``latest``, and no digest."""
+    last = name.rpartition("/")[2]
+    return "@" not in name and (":" not in last or last.endswith(":latest"))

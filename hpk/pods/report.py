@@ -1,0 +1,75 @@
+"""Writes pods' statuses: only what changed, never backwards, and only to the pod that is meant.
+
+A patch carries the UID, so that a pod that was created anew under the same name refuses it; what others wrote
+(conditions, labels) is left alone, and what others overwrote is written again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from hpk import errors
+from hpk.kube import client
+from hpk.pods import status
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from hpk.kube import v1
+
+LOG = structlog.get_logger(__name__)
+
+
+class Reporter:
+    """Remembers what it wrote last, since the informer's copy lags behind by one watch event."""
+
+    def __init__(self, kube: client.Kube) -> None:
+        self._kube = kube
+        self._written: dict[str, dict[str, Any]] = {}
+
+    def current(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The newer of the informer's copy of the pod and of the answer to our last write."""
+        written = self._written.get(raw["metadata"]["uid"])
+        if written is not None and _version(written) > _version(raw):
+            return written
+        return raw
+
+    async def report(self, raw: dict[str, Any], pod: v1.Pod, facts: status.Facts, *, now: datetime) -> str:
+        """Make the API server say what the facts say; return the phase that it now has.
+
+        Raises:
+            errors.ApiUnavailable: It is away; nothing is lost, the facts stay.
+        """
+        current = self.current(raw).get("status") or {}
+        wanted = status.merge_transitions(status.status(pod, facts, now=now), current)
+        if not status.may_follow(current, wanted) or status.is_reported(wanted, current):
+            return str(current.get("phase", "Pending"))
+        meta = pod.metadata
+        body = {"metadata": {"uid": meta.uid}, "status": wanted}
+        try:
+            answer = await self._kube.patch(client.pod_path(meta.namespace, meta.name, "status"), body)
+        except (errors.NotFound, errors.Conflict) as error:
+            LOG.info("Did not write a status: the pod is gone", pod=pod.where, uid=meta.uid, why=str(error))
+            return str(current.get("phase", "Pending"))
+        self._written[meta.uid] = {"metadata": answer["metadata"], "status": answer["status"]}
+        LOG.debug("Wrote a status", pod=pod.where, uid=meta.uid, phase=wanted["phase"])
+        return str(wanted["phase"])
+
+    async def remove(self, pod: v1.Pod) -> None:
+        """Take the object away now that nothing of the pod runs; fine if it is gone or another has its name."""
+        meta = pod.metadata
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta.uid}}
+        try:
+            await self._kube.delete(client.pod_path(meta.namespace, meta.name), body=body)
+        except (errors.NotFound, errors.Conflict):
+            LOG.debug("The pod was gone already", pod=pod.where, uid=meta.uid)
+
+    def forget(self, uid: str) -> None:
+        """Drop what is remembered of a pod."""
+        self._written.pop(uid, None)
+
+
+def _version(item: dict[str, Any]) -> int:
+    return int(item["metadata"].get("resourceVersion") or 0)
