@@ -55,7 +55,7 @@ class Recorder:
         self._queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE_LENGTH)
         self._counts: OrderedDict[str, int] = OrderedDict()
 
-    def tell(  # noqa: PLR0913 - an event has these parts
+    def tell(
         self,
         pod: v1.Pod,
         kind: Kind,

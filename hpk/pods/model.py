@@ -138,7 +138,7 @@ class Allocator(Protocol):
     def watch(self, uid: str, allocation: Allocation) -> None:
         """Tell the pod's worker of each change of the allocation's state, until `forget`."""
 
-    def forget(self, uid: str) -> None:
+    def forget(self, allocation: Allocation) -> None:
         """Tell the pod's worker no more."""
 
     def hurry(self) -> None:

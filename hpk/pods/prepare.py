@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpk import errors, jobdir
-from hpk.network import sandbox
 from hpk.pods import admit, model, script, translate
 from hpk.slurm import flags
 from hpk.volumes import plan as volume_plan
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hpk.images import image as images
     from hpk.images import store
     from hpk.kube import client, v1
+    from hpk.network import sandbox
     from hpk.pods import events
 
 FIRST_PULL_PAUSE_SECONDS = 10.0
@@ -52,11 +53,19 @@ class Certificates(Protocol):
 
 @dataclass
 class Attempts:
-    """What a worker remembers between tries: per image, how often its pull failed and when the next is due."""
+    """What a worker remembers between tries.
+
+    Attributes:
+        failures: By image, how often its pull failed in a row.
+        due: By image, when its next pull is due (time.monotonic).
+        said: By image the last failure's reason; by container the image id that was told.
+        fresh: Images whose failure shows as itself, not yet as a back-off.
+    """
 
     failures: dict[str, int] = field(default_factory=dict)
     due: dict[str, float] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
+    fresh: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +96,7 @@ class Preparer:
         self._recorder, self._site, self._launcher, self._state = recorder, site, launcher, state
         self._shared = sources.SharedConfigMaps()
 
-    async def prepare(
-        self, pod: v1.Pod, *, cluster: admit.Cluster, started_at: datetime, attempts: Attempts
-    ) -> Ready:
+    async def prepare(self, pod: v1.Pod, *, cluster: admit.Cluster, started_at: datetime, attempts: Attempts) -> Ready:
         """The pod's two files and its job.
 
         Raises:
@@ -127,7 +134,9 @@ class Preparer:
         directory = self._state.pod(pod.metadata.uid)
         limit = flags.time_limit({**self._site.settings_flags, **admit.job_flags(pod)})
         commands = self._launcher.commands(plan, directory=directory.root)
-        return translate.job_plan(pod, site=self._site, directory=directory.root, time_limit=limit, commands=commands)
+        return translate.job_plan(
+            pod, site=self._site, directory=Path(directory.root), time_limit=limit, commands=commands
+        )
 
     # Images
 
@@ -147,7 +156,7 @@ class Preparer:
             return self._backing_off(pod, container, attempts)
         policy = container.image_pull_policy or ("Always" if _is_latest(name) else "IfNotPresent")
         try:
-            image = await self._store.ensure(name, policy=policy, on_pull=lambda: self._pulling(pod, container))  # type: ignore[arg-type]
+            image = await self._store.ensure(name, policy=policy, on_pull=lambda: self._pulling(pod, container))
         except (errors.ImageRefused, errors.RegistryUnavailable) as error:
             return self._failed(pod, container, error, attempts)
         attempts.failures.pop(name, None)
@@ -169,12 +178,14 @@ class Preparer:
         attempts.due[name] = time.monotonic() + pause
         reason = error.reason if isinstance(error, errors.ImageRefused) else "ErrImagePull"
         attempts.said[name] = reason
+        attempts.fresh.add(name)
         message = f'Failed to pull image "{name}": {error}' if reason == "ErrImagePull" else str(error)
         self._recorder.tell(pod, "Warning", "Failed", message, container=container.name)
         self._recorder.tell(pod, "Warning", "Failed", f"Error: {reason}", container=container.name)
         return reason, str(error)
 
     def _backing_off(self, pod: v1.Pod, container: v1.Container, attempts: Attempts) -> tuple[str, str]:
+        attempts.fresh.discard(container.image)
         reason = attempts.said.get(container.image, "ErrImagePull")
         if reason != "ErrImagePull":
             return reason, f'Image "{container.image}" cannot be used'
@@ -187,9 +198,8 @@ class Preparer:
         """Until the state to show changes: soon from the error to the back-off, then when a pull is due."""
         now = time.monotonic()
         dues = [attempts.due[name] - now for name in names if attempts.due.get(name, 0.0) > now]
-        is_fresh = any(attempts.failures.get(n, 0) and attempts.said.get(n) == "ErrImagePull" for n in names)
         shortest = min(dues, default=FIRST_PULL_PAUSE_SECONDS)
-        return min(shortest, SHOW_ERROR_SECONDS) if is_fresh and shortest > SHOW_ERROR_SECONDS else shortest
+        return min(shortest, SHOW_ERROR_SECONDS) if attempts.fresh & names else shortest
 
     def forget(self, namespace: str) -> None:
         """Drop what is remembered of a namespace that is gone."""

@@ -81,8 +81,8 @@ class Queue:
 
     async def _guarded(self, uid: str) -> float | None:
         try:
-            seconds = await self._work(uid)
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong with one pod is that pod's alone
+            seconds: float | None = await self._work(uid)
+        except Exception as error:  # whatever goes wrong with one pod is that pod's alone
             failures = self._failures[uid] = self._failures.get(uid, 0) + 1
             seconds = min(FIRST_RETRY_SECONDS * 2 ** (failures - 1), LONGEST_RETRY_SECONDS)
             LOG.warning("Cannot finish a round, will try again", uid=uid, error=repr(error), exc_info=error)

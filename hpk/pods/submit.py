@@ -8,6 +8,7 @@ whatever the user's flags made of those, in its working directory) before anothe
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -126,10 +127,10 @@ def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) ->
         errors.Retryable: The file system refused.
     """
     try:
-        jobdir.make_directory(jobdir.os.path.dirname(directory.root))
+        jobdir.make_directory(os.path.dirname(directory.root))
         is_new = True
         try:
-            jobdir.os.mkdir(directory.root, 0o700)
+            os.mkdir(directory.root, 0o700)
         except FileExistsError:
             is_new = False
         jobdir.make_directory(directory.logs)

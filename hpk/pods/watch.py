@@ -1,0 +1,125 @@
+"""All pods of the node: which there are, and a worker for each that needs one.
+
+Pods that are over have no worker, and the copy that is kept of them is trimmed to what their logs and their
+deletion need, so that a thousand finished pods cost little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from hpk.kube import informer
+from hpk.pods import queue, status, worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpk.kube import client
+
+LOG = structlog.get_logger(__name__)
+
+
+class Pods:
+    """The kubelet's pods; `run` works on them until cancelled."""
+
+    def __init__(self, kube: client.Kube, *, node: str) -> None:
+        self.queue = queue.Queue(self._round)
+        query = {"fieldSelector": f"spec.nodeName={node}"}
+        self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self._changed)
+        self._workers: dict[str, worker.Worker] = {}
+        self._listeners: dict[str, set[asyncio.Event]] = {}
+        self._services: worker.Services | None = None
+
+    def serve(self, services: worker.Services) -> None:
+        """Give the workers what they use; once, before `run` (the services refer back to `mark`)."""
+        self._services = services
+
+    def mark(self, uid: str) -> None:
+        """Something about this pod may have changed."""
+        self.queue.mark(uid)
+        for event in self._listeners.get(uid, ()):
+            event.set()
+
+    def _changed(self, uid: str) -> None:
+        raw = self.informer.objects.get(uid)
+        if raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL:
+            self.informer.objects[uid] = trimmed(raw)
+        self.mark(uid)
+
+    def listen(self, uid: str) -> tuple[asyncio.Event, Callable[[], None]]:
+        """An event that is set at each change of the pod, and the way to stop listening."""
+        event = asyncio.Event()
+        self._listeners.setdefault(uid, set()).add(event)
+
+        def stop() -> None:
+            self._listeners.get(uid, set()).discard(event)
+            if not self._listeners.get(uid, True):
+                del self._listeners[uid]
+
+        return event, stop
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.informer.run(), name="pods informer")
+            await self.informer.synced.wait()
+            await self._mark_leftovers()
+            group.create_task(self.queue.run(), name="pods queue")
+
+    async def _mark_leftovers(self) -> None:
+        """Pods that have a directory but no object any more were deleted while no kubelet ran."""
+        if self._services is None:
+            raise RuntimeError("Pods.serve was not called")
+        try:
+            uids = await asyncio.to_thread(os.listdir, self._services.state.pods)
+        except FileNotFoundError:
+            return
+        for uid in uids:
+            self.queue.mark(uid)
+
+    async def _round(self, uid: str) -> float | None:
+        if self._services is None:
+            raise RuntimeError("Pods.serve was not called")
+        one = self._workers.get(uid)
+        if one is None:
+            one = self._workers[uid] = worker.Worker(uid, self._services)
+        seconds = await one.sync()
+        if one.is_done:
+            self._workers.pop(uid, None)
+            self.queue.forget(uid)
+            return None
+        return seconds
+
+    def counts(self) -> dict[str, int]:
+        """How many pods there are of each phase."""
+        counted: dict[str, int] = {}
+        for raw in self.informer.objects.values():
+            phase = str(raw.get("status", {}).get("phase", "Pending"))
+            counted[phase] = counted.get(phase, 0) + 1
+        return counted
+
+
+def trimmed(raw: dict[str, Any]) -> dict[str, Any]:
+    """A finished pod without what only a pod to come needs: environments, volumes, annotations."""
+    spec, meta = raw["spec"], raw["metadata"]
+    keys = ["name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"]
+    keys += ["deletionGracePeriodSeconds", "finalizers", "labels"]
+    slim = {
+        key: [{"name": c["name"], "image": c.get("image", "")} | _policy(c) for c in spec.get(key) or []]
+        for key in ("initContainers", "containers")
+        if spec.get(key)
+    }
+    kept = {key: spec[key] for key in ("nodeName", "restartPolicy", "terminationGracePeriodSeconds") if key in spec}
+    return {
+        "metadata": {key: meta[key] for key in keys if key in meta},
+        "spec": {**kept, **slim},
+        "status": raw.get("status", {}),
+    }
+
+
+def _policy(container: dict[str, Any]) -> dict[str, Any]:
+    return {"restartPolicy": container["restartPolicy"]} if "restartPolicy" in container else {}
