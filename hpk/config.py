@@ -50,6 +50,8 @@ class Settings:
     gateway: Path | None = None
     """The gateway's Unix socket on this host; set by hpk.sbatch and the launcher."""
 
+    address: str = ""
+    """The IPv4 address of this host that the other nodes can reach; by default found out."""
     network: str = "auto"
     """``auto``, ``flannel`` or ``host``."""
     service_cidr: str = "10.96.0.0/16"

@@ -1,0 +1,207 @@
+"""All that the control plane's components are a function of: settings, paths, ports, this host's address."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpk import errors, jobdir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hpk import config
+
+LOOPBACK = "127.0.0.1"
+AUTHORITIES = ("kubernetes", "etcd", "front-proxy", "link")
+"""Separate, so that what one signs is worth nothing to the others: the API server's clients, etcd's, the
+aggregation layer's, and the agents of pods."""
+BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where everything is; pure, nothing is created by looking.
+
+    Under ``<state>/state``, all of it 0700 and 0600::
+
+        lock, owner.json      who runs here (hpk.controlplane.lock)
+        ports.json            the ports of last time
+        etcd/                 the data
+        pki/<authority>/      ca.crt, ca.key: persistent
+        pki/service-account/  key, pub: persistent
+        issued/               certificates and keys, made anew at each start
+        kubeconfigs/          one for each identity, made anew at each start
+        logs/                 one for each component
+    """
+
+    root: Path
+    address: str
+    """An IPv4 address that the other nodes can reach."""
+    host_names: tuple[str, ...]
+    """What this host is called."""
+    node_name: str
+    service_cidr: str
+    cluster_domain: str
+    memory_mib: int
+    """The soft limit of the API server."""
+    processors: int
+    """How many processors a component may use at once."""
+    etcd_port: int
+    api_port: int
+    binaries: Mapping[str, str] = field(default_factory=dict)
+    """Paths by name; a name that is missing stands for itself."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: config.Settings,
+        *,
+        address: str,
+        host_names: Iterable[str],
+        etcd_port: int,
+        api_port: int,
+        binaries: Mapping[str, str] | None = None,
+    ) -> Layout:
+        """The layout that these settings mean on this host."""
+        return cls(
+            root=Path(settings.directory.control_plane),
+            address=address,
+            host_names=tuple(host_names),
+            node_name=settings.node_name,
+            service_cidr=settings.service_cidr,
+            cluster_domain=settings.cluster_domain,
+            memory_mib=settings.control_plane_memory,
+            processors=min(4, len(os.sched_getaffinity(0))),
+            etcd_port=etcd_port,
+            api_port=api_port,
+            binaries=binaries or {},
+        )
+
+    @property
+    def etcd_url(self) -> str:
+        """Where etcd serves its clients: this host only."""
+        return f"https://{LOOPBACK}:{self.etcd_port}"
+
+    @property
+    def url(self) -> str:
+        """The API server for everybody who can reach this host."""
+        return f"https://{self.address}:{self.api_port}"
+
+    @property
+    def local_url(self) -> str:
+        """The API server for the other processes of this host."""
+        return f"https://{LOOPBACK}:{self.api_port}"
+
+    @property
+    def first_service_address(self) -> str:
+        """The ClusterIP of the service ``kubernetes``."""
+        return str(ipaddress.IPv4Network(self.service_cidr)[1])
+
+    @property
+    def service_account_issuer(self) -> str:
+        """Who issues service accounts' tokens; the same on every host, so that tokens outlive a move."""
+        return f"https://kubernetes.default.svc.{self.cluster_domain}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody but this host can reach the API server (for developers)."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+    @property
+    def etcd_data(self) -> Path:
+        """The data of etcd."""
+        return self.root / "etcd"
+
+    @property
+    def issued(self) -> Path:
+        """The directory of what is made anew at each start."""
+        return self.root / "issued"
+
+    def authority(self, name: str) -> Path:
+        """The directory of an authority."""
+        return self.root / "pki" / name
+
+    def authority_certificate(self, name: str) -> Path:
+        """The certificate of an authority."""
+        return self.authority(name) / "ca.crt"
+
+    def authority_key(self, name: str) -> Path:
+        """The key of an authority."""
+        return self.authority(name) / "ca.key"
+
+    @property
+    def service_account(self) -> Path:
+        """The directory of the key pair (``key``, ``pub``) that signs service accounts' tokens."""
+        return self.root / "pki" / "service-account"
+
+    def certificate(self, name: str) -> Path:
+        """A certificate made at this start."""
+        return self.issued / f"{name}.crt"
+
+    def key(self, name: str) -> Path:
+        """The key of a certificate made at this start."""
+        return self.issued / f"{name}.key"
+
+    def kubeconfig(self, identity: str) -> Path:
+        """The kubeconfig of an identity (:mod:`hpk.controlplane.identities`)."""
+        return self.root / "kubeconfigs" / identity
+
+    def log(self, component: str) -> Path:
+        """The log file of a component."""
+        return self.root / "logs" / f"{component}.log"
+
+    def binary(self, name: str) -> str:
+        """The path of a program."""
+        return self.binaries.get(name, name)
+
+    def make_directories(self) -> None:
+        """Make all directories, each 0700; fine if they exist."""
+        for path in (
+            self.root,
+            self.etcd_data,
+            self.root / "pki",
+            self.issued,
+            self.root / "kubeconfigs",
+            self.root / "logs",
+        ):
+            jobdir.make_directory(str(path))
+            path.chmod(0o700)  # etcd refuses a data directory that others may read
+
+
+def find_binaries() -> dict[str, str]:
+    """The upstream programs' paths, from PATH.
+
+    Raises:
+        errors.Fatal: One is missing, by name.
+    """
+    found = {name: shutil.which(name) for name in BINARIES}
+    if missing := [name for name, path in found.items() if path is None]:
+        raise errors.Fatal(
+            f"Cannot find {', '.join(missing)} on PATH: run inside hpk.sif, or build them with "
+            "controlplane/build.sh DIR and put DIR on PATH"
+        )
+    return {name: path for name, path in found.items() if path}
+
+
+def environment(*, memory_mib: int, processors: int, collect_percent: int = 100) -> dict[str, str]:
+    """The whole environment of a Go component.
+
+    Nothing is inherited: a site's ``https_proxy`` would catch the components' own connections, and
+    variables of Slurm and of the user are none of their business.
+
+    Args:
+        memory_mib: Go collects harder near this much (GOMEMLIMIT, soft).
+        processors: Threads that run Go code at once; a node with 128 processors would cost memory for each.
+        collect_percent: GOGC: garbage allowed as a share of what lives.
+    """
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "GOMEMLIMIT": f"{memory_mib}MiB",
+        "GOMAXPROCS": str(processors),
+        "GOGC": str(collect_percent),
+    }

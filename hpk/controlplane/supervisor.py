@@ -1,0 +1,169 @@
+"""Children that start in the order of their needs, are restarted with back-off, and stop in reverse.
+
+One task a child, all in one TaskGroup.  A child that keeps failing ends the group with its last lines;
+whatever ends the group cancels all tasks at once, and each then waits for those that need it before it
+stops its own process::
+
+    waiting for needs ──► running ──► ready ──► (exit) ──► pause ──► running …
+           │                 │          │                    │
+           └────────────── cancelled: wait for dependents, TERM, wait, KILL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from hpk import errors
+from hpk.aio import backoff, forever, process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hpk.controlplane.component import Component
+
+ATTEMPTS = 5
+"""Failures in a row after which a child is given up: with the pauses between them, eight seconds or more."""
+PROBE_SECONDS = 0.05
+"""Between questions whether a child is ready; each costs a millisecond, and the start waits for the answer."""
+
+logger = structlog.get_logger(__name__)
+
+
+class Supervisor:
+    """Runs components until it is cancelled."""
+
+    def __init__(
+        self,
+        components: Iterable[Component],
+        *,
+        policy: backoff.Policy | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> None:
+        """Prepare; nothing starts yet.
+
+        Raises:
+            ValueError: A need is unknown, or needs run in a circle.
+        """
+        self._children: dict[str, _Child] = {}
+        for component in in_order(components):
+            needs = [self._children[name] for name in component.needs]
+            child = _Child(component, needs=needs, backoff=backoff.Backoff(policy), attempts=attempts)
+            for need in needs:
+                need.dependents.append(child)
+            self._children[component.name] = child
+
+    def ready(self, name: str) -> asyncio.Event:
+        """Set while the component is ready; cleared when it dies."""
+        return self._children[name].ready
+
+    def pid(self, name: str) -> int | None:
+        """The component's process, or None while it has none."""
+        child = self._children[name].process
+        return child.pid if child and child.exit_code is None else None
+
+    async def run(self) -> None:
+        """Run all until cancelled, then stop all in reverse order; nothing is left running.
+
+        Raises:
+            ExceptionGroup: With an errors.Fatal: a component was given up.
+        """
+        async with asyncio.TaskGroup() as group:
+            for child in self._children.values():
+                task = group.create_task(forever.forever(child.name, child.run()), name=child.name)
+                # Not in run's own finally: a task that is cancelled before it first runs never gets there.
+                task.add_done_callback(child.has_stopped)
+
+
+def in_order(components: Iterable[Component]) -> list[Component]:
+    """The components, each after those that it needs, else in the order given.
+
+    Raises:
+        ValueError: A need is unknown, or needs run in a circle.
+    """
+    left = {component.name: component for component in components}
+    done: dict[str, Component] = {}
+    while left:
+        name = next((name for name, component in left.items() if done.keys() >= set(component.needs)), None)
+        if name is None:
+            needs = {component.name: component.needs for component in left.values()}
+            raise ValueError(f"needs that cannot be met: {needs}")
+        done[name] = left.pop(name)
+    return list(done.values())
+
+
+class _Child:
+    def __init__(self, component: Component, *, needs: list[_Child], backoff: backoff.Backoff, attempts: int) -> None:
+        self.name = component.name
+        self.ready = asyncio.Event()
+        self.dependents: list[_Child] = []
+        self.process: process.Process | None = None
+        self._stopped = asyncio.Event()
+        self._component = component
+        self._needs = needs
+        self._backoff = backoff
+        self._attempts = attempts
+
+    def has_stopped(self, _: object) -> None:
+        self._stopped.set()
+
+    async def run(self) -> None:
+        for need in self._needs:
+            await need.ready.wait()
+        while True:
+            self._backoff.started()
+            trouble = await self._run_once()
+            pause = self._backoff.failed()
+            last = "\n".join(self.process.last_lines) if self.process else ""
+            if self._backoff.failures >= self._attempts:
+                raise errors.Fatal(
+                    f"Cannot keep {self.name} running: it {trouble}, {self._backoff.failures} times in a row.  "
+                    f"Its log is {self._component.log}; the last lines:\n{last}"
+                )
+            logger.warning(
+                "Cannot keep a component running; starting it again",
+                component=self.name,
+                trouble=trouble,
+                pause_seconds=round(pause, 1),
+                last=last,
+            )
+            await asyncio.sleep(pause)
+
+    async def _run_once(self) -> str:
+        """Run the process to its end; why it ended, as a verb phrase."""
+        component = self._component
+        started_at = time.monotonic()
+        self.process = await process.start(self.name, component.argv, env=component.env, log=component.log)
+        becoming = asyncio.create_task(self._become_ready(started_at), name=f"readiness of {self.name}")
+        ending = asyncio.create_task(self.process.wait(), name=f"end of {self.name}")
+        try:
+            await asyncio.wait({becoming, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done() and (trouble := becoming.result()) is not None:
+                return f"was not ready after {component.ready_seconds:.0f} s ({trouble})"
+            return _how_it_ended(await ending)
+        except asyncio.CancelledError:
+            await asyncio.gather(*(child._stopped.wait() for child in self.dependents))  # noqa: SLF001 - our own class
+            raise
+        finally:
+            self.ready.clear()
+            becoming.cancel()
+            ending.cancel()
+            await self.process.stop(grace_seconds=component.stop_seconds)
+
+    async def _become_ready(self, started_at: float) -> str | None:
+        """Set ready when the probe says so; the probe's last complaint if it never did in time."""
+        end = started_at + self._component.ready_seconds
+        while self._component.probe and (trouble := await self._component.probe()) is not None:
+            if time.monotonic() > end:
+                return trouble
+            await asyncio.sleep(PROBE_SECONDS)
+        self.ready.set()
+        logger.info("A component is ready", component=self.name, seconds=round(time.monotonic() - started_at, 2))
+        return None
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
