@@ -8,15 +8,15 @@ whatever the user's flags made of those, in its working directory) before anothe
 from __future__ import annotations
 
 import asyncio
-import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from hpk import errors, jobdir
 from hpk.pods import model
-from hpk.slurm import parse
+from hpk.slurm import model as slurm_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,19 +26,14 @@ if TYPE_CHECKING:
 
 LOG = structlog.get_logger(__name__)
 
-PHASES = {
-    parse.JobState.PENDING: model.Phase.QUEUED,
-    parse.JobState.CONFIGURING: model.Phase.QUEUED,
-    parse.JobState.UNKNOWN: model.Phase.UNKNOWN,
-}
 CAUSES = {
-    parse.JobState.CANCELLED: model.Cause.CANCELLED,
-    parse.JobState.TIMEOUT: model.Cause.TIME_LIMIT,
-    parse.JobState.DEADLINE: model.Cause.TIME_LIMIT,
-    parse.JobState.OUT_OF_MEMORY: model.Cause.OUT_OF_MEMORY,
-    parse.JobState.NODE_FAIL: model.Cause.NODE_FAILED,
-    parse.JobState.BOOT_FAIL: model.Cause.NODE_FAILED,
-    parse.JobState.PREEMPTED: model.Cause.PREEMPTED,
+    slurm_model.JobState.CANCELLED: model.Cause.CANCELLED,
+    slurm_model.JobState.TIMEOUT: model.Cause.TIME_LIMIT,
+    slurm_model.JobState.DEADLINE: model.Cause.TIME_LIMIT,
+    slurm_model.JobState.OUT_OF_MEMORY: model.Cause.OUT_OF_MEMORY,
+    slurm_model.JobState.NODE_FAIL: model.Cause.NODE_FAILED,
+    slurm_model.JobState.BOOT_FAIL: model.Cause.NODE_FAILED,
+    slurm_model.JobState.PREEMPTED: model.Cause.PREEMPTED,
 }
 
 
@@ -107,16 +102,22 @@ class JobPerPod:
         self._jobs.ask_soon()
 
 
-def state_of(job: parse.Job) -> model.AllocationState:
+def state_of(job: slurm_model.Job) -> model.AllocationState:
     """What a job's state means for the pod."""
-    if not job.state.is_ended:
-        phase = PHASES.get(job.state, model.Phase.STARTED)
-        return model.AllocationState(phase=phase, state=job.state.value, reason=job.reason)
+    if not job.state.is_over:
+        return model.AllocationState(phase=_phase(job.state), state=job.state.value, reason=job.reason)
     cause = CAUSES.get(job.state, model.Cause.FINISHED)
     return model.AllocationState(phase=model.Phase.ENDED, cause=cause, state=job.state.value, reason=job.reason)
 
 
-def _carries(job: parse.Job, uid: str) -> bool:
+def _phase(state: slurm_model.JobState) -> model.Phase:
+    if state is slurm_model.JobState.UNKNOWN:
+        return model.Phase.UNKNOWN
+    is_queued = state.is_queued or state is slurm_model.JobState.CONFIGURING
+    return model.Phase.QUEUED if is_queued else model.Phase.STARTED
+
+
+def _carries(job: slurm_model.Job, uid: str) -> bool:
     return uid in (job.comment, job.name) or f"/pods/{uid}" in job.work_directory
 
 
@@ -127,10 +128,10 @@ def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) ->
         errors.Retryable: The file system refused.
     """
     try:
-        jobdir.make_directory(os.path.dirname(directory.root))
+        jobdir.make_directory(str(Path(directory.root).parent))
         is_new = True
         try:
-            os.mkdir(directory.root, 0o700)
+            Path(directory.root).mkdir(0o700)
         except FileExistsError:
             is_new = False
         jobdir.make_directory(directory.logs)
