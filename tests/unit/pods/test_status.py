@@ -1,0 +1,220 @@
+"""A pod's status follows from the agent's report and Slurm's word, and from nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpk.kube import v1
+from hpk.pods import model, status
+
+if TYPE_CHECKING:
+    from hpk import records
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+T0 = NOW.timestamp()
+
+
+def pod(*, policy: str = "Never", inits: tuple[str, ...] = (), apps: tuple[str, ...] = ("c",)) -> v1.Pod:
+    """A pod with containers of these names."""
+    spec: dict[str, Any] = {"restartPolicy": policy, "containers": [{"name": n, "image": "i"} for n in apps]}
+    spec["initContainers"] = [{"name": n, "image": "i"} for n in inits]
+    return v1.pod({"metadata": {"name": "p", "namespace": "ns", "uid": "u", "generation": 3}, "spec": spec})
+
+
+def ended(code: int, reason: str = "") -> records.Terminated:
+    """One run that ended with this code."""
+    why = reason or ("Completed" if code == 0 else "Error")
+    return {
+        "exit_code": code,
+        "signal": 0,
+        "reason": why,
+        "message": "",
+        "started_at": T0,
+        "finished_at": T0 + 1,
+        "container_id": "id",
+    }
+
+
+def record(state: str, *, code: int = 0, **more: Any) -> records.ContainerRecord:
+    """What the agent says of one container."""
+    made: dict[str, Any] = {
+        "state": state,
+        "reason": "",
+        "message": "",
+        "started_at": T0 if state == "running" else None,
+        "terminated": ended(code) if state == "terminated" else None,
+        "last_terminated": None,
+        "restart_count": 0,
+        "started": state == "running",
+        "ready": state == "running",
+        "container_id": "id",
+    }
+    return {**made, **more}  # type: ignore[typeddict-item]
+
+
+def report(containers: dict[str, records.ContainerRecord], **more: Any) -> records.Report:
+    """The agent's report."""
+    made: dict[str, Any] = {
+        "version": 1,
+        "uid": "u",
+        "sequence": 1,
+        "job_id": "7",
+        "node": "c1",
+        "host_ip": "10.0.0.1",
+        "pod_ip": "10.244.0.2",
+        "started_at": T0,
+        "finished_at": None,
+        "ended": None,
+        "containers": containers,
+        "events": [],
+    }
+    return {**made, **more}  # type: ignore[typeddict-item]
+
+
+def made(one: v1.Pod, **facts: Any) -> dict[str, Any]:
+    """The status of the pod with these facts."""
+    return status.status(one, status.Facts(started_at=NOW, job_id="7", **facts), now=NOW)
+
+
+def condition(wanted: dict[str, Any], kind: str) -> tuple[str, str | None]:
+    """A condition's status and reason."""
+    return next((c["status"], c["reason"]) for c in wanted["conditions"] if c["type"] == kind)
+
+
+def allocation(phase: model.Phase, **more: Any) -> model.AllocationState:
+    """What Slurm says."""
+    return model.AllocationState(phase=phase, **more)
+
+
+def test_a_queued_job_is_a_pending_pod_with_slurms_reason() -> None:
+    """Running is said only of what runs; why it waits is in the message."""
+    wanted = made(pod(), allocation=allocation(model.Phase.QUEUED, state="PENDING", reason="Priority"))
+    assert (wanted["phase"], wanted["message"]) == ("Pending", "Slurm job 7 is PENDING: Priority")
+    assert wanted["containerStatuses"][0]["state"] == {"waiting": {"reason": "ContainerCreating"}}
+    assert condition(wanted, "PodReadyToStartContainers")[0] == "False"
+
+
+def test_a_started_job_without_a_report_is_still_pending() -> None:
+    """Slurm's RUNNING says that the script runs, not that a container does."""
+    assert made(pod(), allocation=allocation(model.Phase.STARTED, state="RUNNING"))["phase"] == "Pending"
+
+
+def test_a_running_container_makes_a_running_ready_pod() -> None:
+    """Phase, readiness and addresses come from the report."""
+    wanted = made(pod(), report=report({"c": record("running")}))
+    assert (wanted["phase"], wanted["podIP"], wanted["hostIP"]) == ("Running", "10.244.0.2", "10.0.0.1")
+    assert condition(wanted, "Ready") == ("True", None)
+    assert wanted["containerStatuses"][0]["containerID"] == "apptainer://id"
+
+
+def test_containers_that_have_ended_do_not_end_the_pod_before_the_agent_says_so() -> None:
+    """A terminal phase is final, so it waits until nothing of the pod runs."""
+    wanted = made(pod(), report=report({"c": record("terminated")}))
+    assert wanted["phase"] == "Running"
+
+
+@pytest.mark.parametrize(("codes", "phase"), [((0, 0), "Succeeded"), ((0, 3), "Failed"), ((1, 0), "Failed")])
+def test_the_final_phase_is_the_containers_exit_codes(codes: tuple[int, int], phase: str) -> None:
+    """Succeeded only if every one ended with 0."""
+    containers = {name: record("terminated", code=code) for name, code in zip("ab", codes, strict=True)}
+    told = report(containers, finished_at=T0)
+    wanted = made(pod(apps=("a", "b")), report=told, is_over=True)
+    assert wanted["phase"] == phase
+    assert condition(wanted, "Ready") == ("False", "PodCompleted" if phase == "Succeeded" else "PodFailed")
+
+
+def test_a_program_that_exits_0_on_a_time_limit_still_fails_the_pod() -> None:
+    """What Slurm cut short has not succeeded, whatever its exit code."""
+    told = report({"c": record("terminated")}, finished_at=T0, ended={"reason": "Signalled", "message": ""})
+    over = allocation(model.Phase.ENDED, cause=model.Cause.TIME_LIMIT, state="TIMEOUT")
+    wanted = made(pod(), report=told, allocation=over, is_over=True)
+    assert (wanted["phase"], wanted["reason"]) == ("Failed", "Evicted")
+    assert "time limit" in wanted["message"]
+    assert condition(wanted, "DisruptionTarget")[0] == "True"
+
+
+def test_a_deleted_pod_ends_by_its_own_exit_codes() -> None:
+    """A deletion that the program answered with 0 is a success, as with the kubelet."""
+    told = report({"c": record("terminated")}, finished_at=T0, ended={"reason": "Deleted", "message": ""})
+    assert made(pod(), report=told, is_over=True, is_deleted=True)["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason", "word"),
+    [
+        (model.Cause.CANCELLED, "Evicted", "cancelled"),
+        (model.Cause.NODE_FAILED, "Evicted", "node failed"),
+        (model.Cause.PREEMPTED, "Evicted", "preempted"),
+        (model.Cause.OUT_OF_MEMORY, "OOMKilled", "memory"),
+        (model.Cause.FINISHED, "ContainerStatusUnknown", "no record"),
+    ],
+)
+def test_a_job_that_ends_under_a_running_container_fails_the_pod_with_the_true_reason(
+    cause: model.Cause, reason: str, word: str
+) -> None:
+    """The container is lost with 137, and reason and message say what Slurm said."""
+    over = allocation(model.Phase.ENDED, cause=cause, state="X")
+    wanted = made(pod(policy="Always"), report=report({"c": record("running")}), allocation=over, is_over=True)
+    assert (wanted["phase"], wanted["reason"]) == ("Failed", reason)
+    assert word in wanted["message"]
+    gone = wanted["containerStatuses"][0]["state"]["terminated"]
+    assert gone["exitCode"] == 137
+    assert gone["reason"] == ("OOMKilled" if cause is model.Cause.OUT_OF_MEMORY else "ContainerStatusUnknown")
+
+
+def test_a_failed_init_container_leaves_the_others_waiting() -> None:
+    """Those that never started stay PodInitializing, and Initialized is False."""
+    containers = {"x": record("terminated", code=5)}
+    told = report(containers, finished_at=T0)
+    wanted = made(pod(inits=("x", "z")), report=told, is_over=True)
+    assert wanted["phase"] == "Failed"
+    assert wanted["initContainerStatuses"][1]["state"] == {"waiting": {"reason": "PodInitializing"}}
+    assert wanted["containerStatuses"][0]["state"] == {"waiting": {"reason": "PodInitializing"}}
+    assert condition(wanted, "Initialized") == ("False", "ContainersNotInitialized")
+
+
+def test_a_restarting_container_keeps_the_pod_running() -> None:
+    """CrashLoopBackOff is a waiting state of a running pod, with the last run told."""
+    again = record("waiting", reason="CrashLoopBackOff", message="back-off", last_terminated=ended(1), restart_count=1)
+    wanted = made(pod(policy="Always"), report=report({"c": again}))
+    assert wanted["phase"] == "Running"
+    assert wanted["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 1
+    assert condition(wanted, "Ready") == ("False", "ContainersNotReady")
+
+
+def test_a_refused_pod_is_failed_with_its_reason() -> None:
+    """What the kubelet itself has failed never ran."""
+    wanted = made(pod(), failure=("UnsupportedField", "spec.hostPID is not supported"), is_over=True)
+    assert (wanted["phase"], wanted["reason"]) == ("Failed", "UnsupportedField")
+
+
+def test_an_equal_status_is_not_written_again() -> None:
+    """What the API server returns of our own status counts as the same, without the fields it leaves out."""
+    wanted = made(pod(), report=report({"c": record("running")}))
+    stored = {key: value for key, value in wanted.items() if value is not None}
+    for one in stored["conditions"]:
+        for key in [key for key, value in one.items() if value is None]:
+            del one[key]
+    stored["conditions"] = [*stored["conditions"], {"type": "example.com/x", "status": "True"}]
+    assert status.is_reported(wanted, stored)
+    stored["conditions"][2] = {**stored["conditions"][2], "status": "False"}
+    assert not status.is_reported(wanted, stored)
+
+
+def test_a_condition_that_did_not_change_keeps_its_time() -> None:
+    """lastTransitionTime moves only with the status."""
+    before = made(pod(), report=report({"c": record("running")}))
+    later = datetime(2027, 1, 1, tzinfo=UTC)
+    after = status.status(pod(), status.Facts(started_at=NOW, report=report({"c": record("running")})), now=later)
+    merged = status.merge_transitions(after, before)
+    assert {c["lastTransitionTime"] for c in merged["conditions"]} == {status.stamp(T0)}
+
+
+def test_a_terminal_phase_is_final() -> None:
+    """Nothing takes a pod back from Succeeded or Failed."""
+    assert not status.may_follow({"phase": "Failed"}, {"phase": "Running"})
+    assert status.may_follow({"phase": "Failed"}, {"phase": "Failed"})
+    assert status.may_follow({"phase": "Running"}, {"phase": "Succeeded"})
