@@ -31,7 +31,17 @@ class Retryable(HpkError):
 
 
 class SlurmUnavailable(Retryable):
-    """Slurm or the gateway does not answer, or asks us to slow down."""
+    """Slurm or the gateway does not answer, or asks us to slow down.
+
+    Attributes:
+        may_have_succeeded: Whether what was asked for (a submission) may have been done all the same.
+        limits_rate: Whether Slurm said that this user asks too often.
+    """
+
+    def __init__(self, message: str, *, may_have_succeeded: bool = False, limits_rate: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_succeeded = may_have_succeeded
+        self.limits_rate = limits_rate
 
 
 class RegistryUnavailable(Retryable):

@@ -1,0 +1,308 @@
+"""The gateway's asyncio client, and Slurm by way of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hpk import errors
+from hpk.slurm import model, parse, refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+VERSION = 1
+"""Of the protocol; see :mod:`hpk.slurm.gateway`."""
+QUERY_SECONDS = 30.0
+SUBMIT_SECONDS = 60.0
+"""sbatch itself waits and tries again for a while when slurmctld is busy."""
+MARGIN_SECONDS = 5.0
+"""The gateway ends a command that takes too long; this much later the client stops waiting for the gateway."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a command ended; ``end`` is ``exited``, ``timeout`` or ``overflow``."""
+
+    code: int
+    stdout: bytes = b""
+    stderr: bytes = b""
+    end: str = "exited"
+
+    @property
+    def text(self) -> str:
+        """Standard output; bytes that are not UTF-8 become surrogates."""
+        return self.stdout.decode("utf-8", "surrogateescape")
+
+    @property
+    def error(self) -> str:
+        """Standard error on one line, fit for an event."""
+        return parse.messages(self.stderr.decode("utf-8", "replace"))
+
+
+class Runner(Protocol):
+    """Whatever runs a Slurm command: the gateway, or a test's script of a conversation."""
+
+    async def run(
+        self,
+        command: str,
+        *arguments: str,
+        stdin: bytes = b"",
+        directory: Path | None = None,
+        timeout_seconds: float = QUERY_SECONDS,
+    ) -> Result:
+        """Run it.
+
+        Raises:
+            errors.SlurmUnavailable: It could not be run, or its answer was lost.
+        """
+        ...
+
+
+class Gateway:
+    """The client end of the gateway's socket; a connection for each request, so any number at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def run(
+        self,
+        command: str,
+        *arguments: str,
+        stdin: bytes = b"",
+        directory: Path | None = None,
+        timeout_seconds: float = QUERY_SECONDS,
+    ) -> Result:
+        """Run a command on the host; cancelling ends it there.
+
+        Raises:
+            errors.SlurmUnavailable: The gateway is away, refuses, or its answer was lost.
+        """
+        request = {
+            "version": VERSION,
+            "command": command,
+            "arguments": arguments,
+            "stdin": len(stdin),
+            "directory": None if directory is None else str(directory),
+            "timeout_seconds": timeout_seconds,
+        }
+        head = json.dumps(request).encode()
+        message = struct.pack(">I", len(head)) + head + stdin
+        sent = False
+        try:
+            async with asyncio.timeout(timeout_seconds + MARGIN_SECONDS):
+                reader, writer = await asyncio.open_unix_connection(str(self._path), limit=1 << 20)
+                try:
+                    sent = True
+                    writer.write(message)
+                    return await _answer(reader, command)
+                finally:
+                    writer.close()
+        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            why = "it does not answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise errors.SlurmUnavailable(
+                f"Cannot run {command} through the gateway at {self._path}: {why}", may_have_succeeded=sent
+            ) from error
+
+    async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
+        """What the host has: see ``site`` in :mod:`hpk.slurm.gateway` for the keys.
+
+        Raises:
+            errors.SlurmUnavailable: The gateway does not answer.
+        """
+        result = await self.run("site", apptainer)
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+
+async def _answer(reader: asyncio.StreamReader, command: str) -> Result:
+    (size,) = struct.unpack(">I", await reader.readexactly(4))
+    head = json.loads(await reader.readexactly(size))
+    stdout = await reader.readexactly(head["stdout"])
+    stderr = await reader.readexactly(head["stderr"])
+    if head["end"] == "refused":
+        why = stderr.decode("utf-8", "replace")
+        raise errors.SlurmUnavailable(f"Cannot run {command} through the gateway: {why}")
+    return Result(code=head["code"], stdout=stdout, stderr=stderr, end=head["end"])
+
+
+class Slurm:
+    """Slurm's commands as calls; each is one command on the host, none is repeated by itself."""
+
+    def __init__(self, runner: Runner, *, uid: int | None = None) -> None:
+        self._runner = runner
+        self._uid = os.getuid() if uid is None else uid
+        self._partitions: tuple[str, ...] = ()
+
+    async def submit(self, script: str, *, directory: Path, options: Iterable[str] = ()) -> str:
+        """Submit a job and return its id.
+
+        Args:
+            script: The whole text; its bytes reach sbatch unchanged.
+            directory: Of the job; relative paths of its output are meant from there.
+            options: More of sbatch's options; they win over those in the script.
+
+        Raises:
+            errors.JobRefused: For good, in sbatch's own words.
+            errors.SlurmUnavailable: Not now; ``may_have_succeeded`` says whether to look for the job first.
+        """
+        result = await self._runner.run(
+            "sbatch",
+            "--parsable",
+            f"--chdir={directory}",
+            *options,
+            stdin=script.encode("utf-8", "surrogateescape"),
+            directory=directory,
+            timeout_seconds=SUBMIT_SECONDS,
+        )
+        if result.end != "exited":
+            raise errors.SlurmUnavailable(
+                f"Cannot submit the job: sbatch gave no answer in {SUBMIT_SECONDS:.0f} s", may_have_succeeded=True
+            )
+        if result.code == 0:
+            if (job_id := parse.job_id(result.text)) is not None:
+                return job_id
+            raise errors.SlurmUnavailable(
+                f"Cannot tell the job's id from sbatch's answer: {result.text.strip()!r}", may_have_succeeded=True
+            )
+        raise await self._refusal(result)
+
+    async def _refusal(self, result: Result) -> errors.HpkError:
+        text = result.error or f"sbatch ended with exit code {result.code} and said nothing"
+        if refusals.is_passing(text):
+            return errors.SlurmUnavailable(
+                text,
+                may_have_succeeded=bool(refusals.PERHAPS_DONE.search(text)),
+                limits_rate=bool(refusals.RATE_LIMIT.search(text)),
+            )
+        if "invalid partition" in text.lower():
+            try:
+                known = await self.known_partitions()
+            except errors.SlurmUnavailable:
+                known = ()
+            if known:
+                text += f" (known: {', '.join(known)})"
+        return errors.JobRefused(text)
+
+    async def jobs(self) -> dict[str, model.Job]:
+        """All jobs of this user that slurmctld knows, those that ended in the last minutes (MinJobAge) included.
+
+        Raises:
+            errors.SlurmUnavailable: No answer, which says nothing about any job.
+        """
+        result = await self._query(
+            "squeue",
+            "--noheader",
+            "--states=all",
+            f"--user={self._uid}",
+            f"--format={parse.SQUEUE_FORMAT}",
+        )
+        return parse.jobs(result.text)
+
+    async def accounting(self, ids: Iterable[str]) -> dict[str, model.Job]:
+        """What accounting knows of these jobs; empty where the site has none.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        wanted = ",".join(ids)
+        if not wanted:
+            return {}
+        try:
+            result = await self._query(
+                "sacct",
+                "--allocations",
+                "--noheader",
+                "--parsable2",
+                f"--delimiter={parse.UNIT}",
+                f"--format={','.join(parse.SACCT_FIELDS)}",
+                f"--jobs={wanted}",
+            )
+        except errors.SlurmUnavailable as error:
+            if "accounting storage is disabled" in str(error) or "no 'sacct'" in str(error):
+                return {}
+            raise
+        return parse.accounting(result.text)
+
+    async def cancel(self, job_id: str, *, signal: str | None = None) -> None:
+        """End the job, or send it a signal; fine if it has ended already.
+
+        Args:
+            job_id: Of a job of this user.
+            signal: A name such as ``TERM``, sent to the job's script and its children; None ends the job,
+                queued or running.
+
+        Raises:
+            errors.SlurmUnavailable: No answer; ask again.
+            errors.JobRefused: The job is not this user's.
+        """
+        options = [] if signal is None else [f"--signal={signal}", "--full"]
+        result = await self._runner.run("scancel", *options, job_id)
+        if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
+            return
+        text = result.error or f"scancel gave no answer ({result.end})"
+        if "denied" in text.lower():
+            raise errors.JobRefused(text)
+        raise errors.SlurmUnavailable(text, limits_rate=bool(refusals.RATE_LIMIT.search(text)))
+
+    async def cancel_many(self, ids: Iterable[str]) -> None:
+        """End the jobs, by one command; fine if some have ended.
+
+        Raises:
+            errors.SlurmUnavailable: No answer; ask again.
+        """
+        wanted = list(ids)
+        if not wanted:
+            return
+        result = await self._runner.run("scancel", *wanted)
+        if result.end != "exited" or (result.code != 0 and not _is_gone(result.error)):
+            raise errors.SlurmUnavailable(result.error or f"scancel gave no answer ({result.end})")
+
+    async def capacity(self) -> model.Capacity:
+        """What the cluster's usable nodes have.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        result = await self._query("sinfo", "--noheader", "--Node", f"--format={parse.SINFO_FORMAT}")
+        capacity = parse.capacity(result.text)
+        self._partitions = tuple(capacity.partitions)
+        return capacity
+
+    async def known_partitions(self) -> tuple[str, ...]:
+        """The partitions' names, as last seen by :meth:`capacity`.
+
+        Raises:
+            errors.SlurmUnavailable: Not seen yet, and no answer.
+        """
+        if not self._partitions:
+            await self.capacity()
+        return self._partitions
+
+    async def controller_load(self) -> model.ControllerLoad:
+        """How busy slurmctld is.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        return parse.controller_load((await self._query("sdiag")).text)
+
+    async def _query(self, command: str, *arguments: str) -> Result:
+        result = await self._runner.run(command, *arguments)
+        if result.end == "exited" and result.code == 0:
+            return result
+        text = result.error or f"exit code {result.code}"
+        if result.end != "exited":
+            text = f"no answer in {QUERY_SECONDS:.0f} s" if result.end == "timeout" else f"too much output; {text}"
+        raise errors.SlurmUnavailable(
+            f"Cannot ask Slurm ({command}): {text}", limits_rate=bool(refusals.RATE_LIMIT.search(text))
+        )
+
+
+def _is_gone(text: str) -> bool:
+    return "Invalid job id" in text or "already completing" in text or "already finished" in text

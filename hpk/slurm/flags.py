@@ -1,0 +1,174 @@
+"""A user's sbatch flags, from an annotation or a setting: read as a shell would read them; pure."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+
+from hpk import errors
+from hpk.slurm import parse as slurm_parse
+
+SHORT = {
+    "A": "account", "a": "array", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
+    "d": "dependency", "D": "chdir", "e": "error", "F": "nodefile", "G": "gpus", "h": "help", "H": "hold",
+    "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "m": "distribution", "M": "clusters",
+    "n": "ntasks", "N": "nodes", "o": "output", "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet",
+    "s": "oversubscribe", "S": "core-spec", "t": "time", "v": "verbose", "V": "version", "w": "nodelist",
+    "W": "wait", "x": "exclude",
+}  # fmt: skip
+
+WITH_VALUE = frozenset({
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster-constraint", "clusters",
+    "comment", "constraint", "container", "container-id", "context", "core-spec", "cores-per-socket", "cpu-freq",
+    "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "error", "exclude",
+    "export", "export-file", "extra", "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node",
+    "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "hint", "input", "job-name", "kill-on-invalid-dep",
+    "licenses", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus",
+    "network", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
+    "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "partition", "power", "prefer", "priority",
+    "profile", "qos", "reservation", "resources", "runtime", "segment", "signal", "sockets-per-node", "switches",
+    "thread-spec", "threads-per-core", "time", "time-min", "tmp", "tres-bind", "tres-per-task", "uid",
+    "wait-all-nodes", "wckey", "wrap",
+})  # fmt: skip
+OPTIONAL_VALUE = frozenset({
+    "exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate", "requeue", "resv-ports",
+})  # fmt: skip
+WITHOUT_VALUE = frozenset({
+    "consolidate-segments", "contiguous", "external", "help", "hold", "ignore-pbs", "no-requeue", "overcommit",
+    "oversubscribe", "parsable", "quiet", "reboot", "spread-job", "spread-segments", "stepmgr", "test-only",
+    "usage", "use-min-nodes", "verbose", "version", "wait",
+})  # fmt: skip
+SPELLINGS = {
+    "tasks-per-node": "ntasks-per-node",
+    "share": "oversubscribe",
+    "workdir": "chdir",
+    "cluster": "clusters",
+    "licences": "licenses",
+}
+KNOWN = WITH_VALUE | OPTIONAL_VALUE | WITHOUT_VALUE | frozenset(SPELLINGS)
+
+_FILES = "the pod's output is in its own directory; read it with kubectl logs"
+_ENVIRONMENT = "the job's environment is HPK's own; set a container's in the pod's env"
+_ONE_JOB = "a pod is one job; use a Job with completions for many"
+_SUBMISSION = "it changes what sbatch itself does, and no job would come of it"
+FORBIDDEN = {
+    "wrap": "the job's script is HPK's own",
+    "array": _ONE_JOB,
+    "output": _FILES,
+    "error": _FILES,
+    "input": _FILES,
+    "open-mode": _FILES,
+    "chdir": "the job runs in the pod's directory; set workingDir in the container",
+    "requeue": "Kubernetes itself replaces a pod that is lost",
+    "signal": "HPK asks for its own signal to keep the pod's grace period",
+    "export": _ENVIRONMENT,
+    "export-file": _ENVIRONMENT,
+    "get-user-env": _ENVIRONMENT,
+    "uid": "jobs run as the user that runs HPK",
+    "gid": "jobs run as the user that runs HPK",
+    "clusters": "HPK's node is one cluster",
+    "cluster-constraint": "HPK's node is one cluster",
+    "container": "HPK starts the pod's containers itself",
+    "container-id": "HPK starts the pod's containers itself",
+    "external": _SUBMISSION,
+    "parsable": _SUBMISSION,
+    "test-only": _SUBMISSION,
+    "wait": _SUBMISSION,
+    "help": _SUBMISSION,
+    "usage": _SUBMISSION,
+    "version": _SUBMISSION,
+}
+"""Options that would break the pod, each with the reason that its owner reads."""
+
+
+def parse(text: str, *, source: str) -> dict[str, str | None]:
+    """The options in ``text`` by Slurm's long name, in their order; the last of several wins; None is no value.
+
+    Args:
+        text: Such as ``-p "my part" --gres=gpu:2 --hold``.
+        source: Where it stands, for the message: ``annotation slurm.hpk.io/flags``.
+
+    Raises:
+        errors.PodRefused: A quote is open, an option is unknown, lacks its value, or would break the pod.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise errors.PodRefused(f"Cannot use {source}: {error} in: {text}", reason="InvalidFlags") from error
+    options: dict[str, str | None] = {}
+    words.reverse()  # so that the next word is the cheap one to take
+    while words:
+        for name, value in _option(words.pop(), words, source=source):
+            if name in FORBIDDEN:
+                raise _refusal(source, f"--{name} would break the pod: {FORBIDDEN[name]}")
+            _check_value(name, value, source=source)
+            options.pop(name, None)
+            options[name] = value
+    return options
+
+
+def _option(word: str, rest: list[str], *, source: str) -> list[tuple[str, str | None]]:
+    """The options that begin with this word, taking from ``rest`` what belongs to them."""
+    if word.startswith("--") and len(word) > 2:  # noqa: PLR2004 - the length of "--"
+        name, equals, value = word[2:].partition("=")
+        name = _long_name(name, source=source)
+        if name in WITHOUT_VALUE and equals:
+            raise _refusal(source, f"--{name} takes no value")
+        if name in WITH_VALUE and not equals:
+            return [(name, _next(f"--{name}", rest, source=source))]
+        return [(name, value if equals else None)]
+    if word.startswith("-") and word not in ("-", "--"):
+        return _short_options(word[1:], rest, source=source)
+    raise _refusal(source, f"'{word}' is not an option (they begin with -)")
+
+
+def _short_options(letters: str, rest: list[str], *, source: str) -> list[tuple[str, str | None]]:
+    """The options of a word such as ``Hp debug``, ``pdebug`` or ``H``."""
+    options: list[tuple[str, str | None]] = []
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        if letter not in SHORT:
+            raise _refusal(source, f"-{letter} is not an option of sbatch")
+        name = SHORT[letter]
+        if name in WITHOUT_VALUE:
+            options.append((name, None))
+            continue
+        if name in WITH_VALUE and not letters:
+            letters = _next(f"-{letter}", rest, source=source)
+        options.append((name, letters or None))
+        break
+    return options
+
+
+def _long_name(name: str, *, source: str) -> str:
+    """Slurm's name of the option; like sbatch, an unambiguous beginning will do."""
+    if name in KNOWN:
+        return SPELLINGS.get(name, name)
+    meant = [known for known in KNOWN if name and known.startswith(name)]
+    if len(meant) == 1:
+        return SPELLINGS.get(meant[0], meant[0])
+    if meant:
+        raise _refusal(source, f"--{name} is ambiguous ({', '.join('--' + m for m in sorted(meant))})")
+    near = difflib.get_close_matches(name, sorted(KNOWN), n=1)
+    hint = f" (did you mean --{near[0]}?)" if near else ""
+    raise _refusal(source, f"--{name} is not an option of sbatch{hint}")
+
+
+def _next(option: str, rest: list[str], *, source: str) -> str:
+    if not rest:
+        raise _refusal(source, f"{option} needs a value")
+    return rest.pop()
+
+
+def _check_value(name: str, value: str | None, *, source: str) -> None:
+    if value is not None and any(c in value for c in "\n\r\0"):
+        raise _refusal(source, f"the value of --{name} holds a line break, which no #SBATCH line can")
+    if name in ("time", "time-min") and value is not None:
+        try:
+            slurm_parse.duration(value)
+        except ValueError as error:
+            raise _refusal(source, f"--{name}: {error}") from error
+
+
+def _refusal(source: str, what: str) -> errors.PodRefused:
+    return errors.PodRefused(f"Cannot use {source}: {what}", reason="InvalidFlags")

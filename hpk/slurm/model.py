@@ -1,0 +1,193 @@
+"""What Slurm says, as values: frozen, without any of Slurm's text formats."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class JobState(enum.Enum):
+    """Slurm's job states; the value is Slurm's own word, as ``squeue -o %T`` prints it."""
+
+    PENDING = "PENDING"
+    """Queued; ``reason`` says why."""
+    CONFIGURING = "CONFIGURING"
+    """Has nodes, which still boot."""
+    RUNNING = "RUNNING"
+    """Has nodes."""
+    SUSPENDED = "SUSPENDED"
+    """Has nodes, and its processes are stopped."""
+    STOPPED = "STOPPED"
+    """Has nodes, and its processes got SIGSTOP."""
+    RESIZING = "RESIZING"
+    """About to change size."""
+    SIGNALING = "SIGNALING"
+    """A signal is under way to it."""
+    STAGE_OUT = "STAGE_OUT"
+    """Ended; a burst buffer is being emptied."""
+    COMPLETING = "COMPLETING"
+    """Ended; some processes on some nodes may still be there."""
+    REQUEUED = "REQUEUED"
+    """Ends, to be queued again."""
+    REQUEUE_FED = "REQUEUE_FED"
+    """Requeued by a federation."""
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    """Queued again, and held."""
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    """Queued again, held, with the mark of a special exit."""
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    """Held because its reservation was deleted."""
+    REVOKED = "REVOKED"
+    """Ran on another cluster of a federation."""
+    COMPLETED = "COMPLETED"
+    """Ended with exit code 0."""
+    FAILED = "FAILED"
+    """Ended with another exit code."""
+    CANCELLED = "CANCELLED"
+    """By scancel, of the user or an administrator."""
+    TIMEOUT = "TIMEOUT"
+    """Reached its time limit."""
+    DEADLINE = "DEADLINE"
+    """Reached its ``--deadline``."""
+    NODE_FAIL = "NODE_FAIL"
+    """A node failed under it."""
+    BOOT_FAIL = "BOOT_FAIL"
+    """Its nodes did not boot."""
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    """Slurm could not start it."""
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    """Its nodes could not be reconfigured."""
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    """Used more memory than it had asked for."""
+    PREEMPTED = "PREEMPTED"
+    """Made room for another job."""
+    UNKNOWN = "UNKNOWN"
+    """A word that this program does not know: neither queued, nor running, nor over, until Slurm says more."""
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the job waits for resources."""
+        return self in _QUEUED
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended for good; COMPLETING counts as not yet."""
+        return self in _OVER
+
+
+_QUEUED = frozenset({
+    JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_FED, JobState.REQUEUE_HOLD,
+    JobState.SPECIAL_EXIT, JobState.RESV_DEL_HOLD,
+})  # fmt: skip
+_OVER = frozenset({
+    JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE,
+    JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.LAUNCH_FAILED, JobState.RECONFIG_FAIL,
+    JobState.OUT_OF_MEMORY, JobState.PREEMPTED, JobState.REVOKED,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job of this user.
+
+    Attributes:
+        reason: Slurm's word for why it waits, or why it ended (``Priority``, ``NonZeroExitCode``); else empty.
+        nodes: As a host list, such as ``c[1-2]``; empty while it waits.
+        start_time: Unix seconds; of a waiting job an expectation, if any.
+        exit_code: None where the source does not say (squeue never does, accounting does).
+        signal: That killed the job's script; 0 for none.
+    """
+
+    id: str
+    state: JobState
+    reason: str = ""
+    nodes: str = ""
+    partition: str = ""
+    work_directory: str = ""
+    name: str = ""
+    comment: str = ""
+    start_time: float | None = None
+    end_time: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A compute node, once, however many partitions it is in.
+
+    Attributes:
+        gres: Count by name (``gpu``), all types together.
+        gres_types: Count by name and type (``gpu:a100``).
+        is_usable: Whether it may run new jobs, now or when those on it end.
+    """
+
+    name: str
+    cpus: int
+    memory_bytes: int
+    state: str
+    is_usable: bool
+    gres: Mapping[str, int] = field(default_factory=dict)
+    gres_types: Mapping[str, int] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A partition, with what its usable nodes have.
+
+    Attributes:
+        max_seconds: The longest ``--time``; None for no limit.
+        default_seconds: The time limit of a job that names none; None for ``max_seconds``.
+    """
+
+    name: str
+    is_default: bool
+    is_up: bool
+    max_seconds: int | None
+    default_seconds: int | None
+    nodes: int
+    cpus: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What the cluster's usable nodes have together.
+
+    Attributes:
+        largest: Of the node with most: what one job on one node can have, at most.
+    """
+
+    cpus: int
+    memory_bytes: int
+    gres: Mapping[str, int]
+    nodes: Mapping[str, Node]
+    partitions: Mapping[str, Partition]
+    largest_cpus: int = 0
+    largest_memory_bytes: int = 0
+
+    @property
+    def default_partition(self) -> str | None:
+        """The partition of jobs that name none, if the site has one."""
+        return next((name for name, partition in self.partitions.items() if partition.is_default), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerLoad:
+    """How busy slurmctld is, and with whom (sdiag).
+
+    Attributes:
+        calls: Remote procedure calls since the counters were last reset, by type.
+        calls_by_user: The same, by user name.
+    """
+
+    server_threads: int
+    agent_queue: int
+    calls: Mapping[str, int]
+    calls_by_user: Mapping[str, int]

@@ -1,0 +1,291 @@
+"""Slurm's text, made into values; pure.
+
+Fields are parted by the ASCII unit separator and records by the record separator, which no name or comment
+holds; what users write freely stands last all the same.  Text, not ``--json``: that is missing from many
+builds, and its shape changes with every release.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import TYPE_CHECKING
+
+from hpk.slurm import model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+UNIT = "\x1f"
+RECORD = "\x1e"
+
+SQUEUE_FIELDS = ("%i", "%T", "%r", "%N", "%P", "%S", "%e", "%Z", "%j", "%k")
+SQUEUE_FORMAT = UNIT.join(SQUEUE_FIELDS) + RECORD
+SINFO_FIELDS = ("%N", "%R", "%P", "%a", "%l", "%L", "%T", "%c", "%m", "%G", "%f")
+SINFO_FORMAT = UNIT.join(SINFO_FIELDS) + RECORD
+SACCT_FIELDS = (
+    "JobIDRaw",
+    "State",
+    "ExitCode",
+    "Reason",
+    "NodeList",
+    "Partition",
+    "Start",
+    "End",
+    "WorkDir",
+    "JobName",
+)
+
+UNUSABLE_STATES = frozenset({
+    "down", "drained", "draining", "drain", "fail", "failing", "error", "inval", "future", "unknown", "perfctrs",
+})  # fmt: skip
+"""Base words of a node's state that takes no new job; MAINT and RESERVED come back by themselves."""
+
+_NO_VALUE = ("", "(null)", "N/A", "n/a", "None", "Unknown", "NONE")
+
+
+def records(text: str, *, width: int) -> Iterator[list[str]]:
+    """The records of squeue or sinfo, each with this many fields; the last field takes any separators left.
+
+    What is not a record (a warning in between) is left out.
+    """
+    for record in text.split(RECORD):
+        fields = record.lstrip("\n").split(UNIT, width - 1)
+        if len(fields) == width:
+            yield fields
+
+
+def state(word: str) -> model.JobState:
+    """The job state of Slurm's word; ``CANCELLED by 1000`` and ``CANCELLED+`` are understood."""
+    try:
+        return model.JobState(word.split(maxsplit=1)[0].rstrip("+"))
+    except (ValueError, IndexError):
+        return model.JobState.UNKNOWN
+
+
+def timestamp(text: str) -> float | None:
+    """Unix seconds of a time that Slurm printed: seconds (SLURM_TIME_FORMAT=%s) or local ISO; else None."""
+    if re.fullmatch(r"\d+", text):
+        return float(text) or None
+    try:
+        return dt.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def jobs(text: str) -> dict[str, model.Job]:
+    """The jobs that squeue printed in :data:`SQUEUE_FORMAT`, by id."""
+    found = {}
+    for job_id, word, reason, nodes, partition, start, end, directory, name, comment in records(
+        text, width=len(SQUEUE_FIELDS)
+    ):
+        found[job_id] = model.Job(
+            id=job_id,
+            state=state(word),
+            reason=_value(reason),
+            nodes=_value(nodes),
+            partition=partition,
+            start_time=timestamp(start),
+            end_time=timestamp(end),
+            work_directory=directory,
+            name=name,
+            comment=_value(comment),
+        )
+    return found
+
+
+def accounting(text: str) -> dict[str, model.Job]:
+    """The jobs that ``sacct --parsable2 --delimiter=UNIT`` printed, by id."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.split(UNIT, len(SACCT_FIELDS) - 1)
+        if len(fields) != len(SACCT_FIELDS):
+            continue
+        job_id, word, exits, reason, nodes, partition, start, end, directory, name = fields
+        code, _, number = exits.partition(":")
+        found[job_id] = model.Job(
+            id=job_id,
+            state=state(word),
+            reason=_value(reason),
+            nodes="" if nodes.startswith("None") else nodes,
+            partition=partition,
+            start_time=timestamp(start),
+            end_time=timestamp(end),
+            work_directory=directory,
+            name=name,
+            exit_code=int(code) if code.isdigit() else None,
+            signal=int(number) if number.isdigit() else None,
+        )
+    return found
+
+
+def gres(text: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Counts by name and by ``name:type`` of a node's gres, such as ``gpu:a100:4(S:0-1),shard:8``."""
+    by_name: dict[str, int] = {}
+    by_type: dict[str, int] = {}
+    if text in _NO_VALUE:
+        return by_name, by_type
+    # Commas also stand between the sockets in the parentheses.
+    for item in re.sub(r"\([^)]*\)", "", text).split(","):
+        parts = [part for part in item.strip().split(":") if part]
+        if not parts:
+            continue
+        count = _count(parts.pop()) if len(parts) > 1 and re.fullmatch(r"\d+[KMGTkmgt]?", parts[-1]) else 1
+        by_name[parts[0]] = by_name.get(parts[0], 0) + count
+        if len(parts) > 1:
+            kind = f"{parts[0]}:{parts[1]}"
+            by_type[kind] = by_type.get(kind, 0) + count
+    return by_name, by_type
+
+
+def _count(text: str) -> int:
+    scale = {"k": 10, "m": 20, "g": 30, "t": 40}.get(text[-1].lower())
+    return int(text) if scale is None else int(text[:-1]) << scale
+
+
+def is_usable(word: str) -> bool:
+    """Whether a node in this state (``%T``: ``mixed``, ``idle~``, ``down*``) takes jobs, now or later.
+
+    A node that is powered down (``~``) starts on demand; one that does not answer (``*``) does not.
+    """
+    return "*" not in word and re.sub(r"[^a-z_+]", "", word.lower()).split("+", maxsplit=1)[0] not in UNUSABLE_STATES
+
+
+def capacity(text: str) -> model.Capacity:
+    """The cluster that ``sinfo --Node`` printed in :data:`SINFO_FORMAT`: each node counted once."""
+    nodes: dict[str, model.Node] = {}
+    facts: dict[str, tuple[bool, bool, str, str]] = {}
+    members: dict[str, set[str]] = {}
+    for name, partition, starred, up, longest, default, word, cpus, memory, resources, features in records(
+        text, width=len(SINFO_FIELDS)
+    ):
+        facts[partition] = (starred.endswith("*"), up == "up", longest, default)
+        members.setdefault(partition, set()).add(name)
+        by_name, by_type = gres(resources)
+        nodes[name] = model.Node(
+            name=name,
+            cpus=_integer(cpus),
+            memory_bytes=_integer(memory) << 20,
+            state=word,
+            is_usable=is_usable(word),
+            gres=by_name,
+            gres_types=by_type,
+            features=frozenset(() if features in _NO_VALUE else features.split(",")),
+            partitions=frozenset({partition}) | (nodes[name].partitions if name in nodes else frozenset()),
+        )
+    usable = [node for node in nodes.values() if node.is_usable]
+    totals: dict[str, int] = {}
+    for node in usable:
+        for name, count in node.gres.items():
+            totals[name] = totals.get(name, 0) + count
+    return model.Capacity(
+        cpus=sum(node.cpus for node in usable),
+        memory_bytes=sum(node.memory_bytes for node in usable),
+        gres=totals,
+        nodes=nodes,
+        partitions={
+            name: _partition(name, fact, [node for node in usable if node.name in members[name]])
+            for name, fact in facts.items()
+        },
+        largest_cpus=max((node.cpus for node in usable), default=0),
+        largest_memory_bytes=max((node.memory_bytes for node in usable), default=0),
+    )
+
+
+def _partition(name: str, fact: tuple[bool, bool, str, str], nodes: list[model.Node]) -> model.Partition:
+    is_default, is_up, longest, default = fact
+    return model.Partition(
+        name=name,
+        is_default=is_default,
+        is_up=is_up,
+        max_seconds=_limit(longest),
+        default_seconds=_limit(default),
+        nodes=len(nodes),
+        cpus=sum(node.cpus for node in nodes),
+        memory_bytes=sum(node.memory_bytes for node in nodes),
+    )
+
+
+def _limit(text: str) -> int | None:
+    try:
+        return duration(text)
+    except ValueError:
+        return None
+
+
+def duration(text: str) -> int | None:
+    """Seconds of a ``--time`` value, None for no limit.
+
+    Slurm's formats: ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours``,
+    ``days-hours:minutes``, ``days-hours:minutes:seconds``, ``UNLIMITED``, ``INFINITE``, ``-1``.
+
+    Raises:
+        ValueError: None of these.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
+        return None
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if found is None:
+        raise ValueError(f"'{text}' is not a time limit (minutes, hours:minutes:seconds, days-hours, …)")
+    days, first, second, third = found.groups()
+    if days is not None:
+        return int(days) * 86400 + int(first) * 3600 + int(second or 0) * 60 + int(third or 0)
+    if third is not None:
+        return int(first) * 3600 + int(second) * 60 + int(third)
+    return int(first) * 60 + int(second or 0)
+
+
+def controller_load(text: str) -> model.ControllerLoad:
+    """What sdiag printed."""
+    calls: dict[str, int] = {}
+    users: dict[str, int] = {}
+    into: dict[str, int] | None = None
+    for line in text.splitlines():
+        if line.startswith("Remote Procedure Call statistics by message type"):
+            into = calls
+        elif line.startswith("Remote Procedure Call statistics by user"):
+            into = users
+        elif line and not line[0].isspace():
+            into = None
+        elif into is not None and (found := re.match(r"\s+(\S+)\s*\(\s*\d+\)\s+count:(\d+)", line)):
+            into[found[1]] = int(found[2])
+    return model.ControllerLoad(
+        server_threads=_labelled(text, "Server thread count"),
+        agent_queue=_labelled(text, "Agent queue size"),
+        calls=calls,
+        calls_by_user=users,
+    )
+
+
+def _labelled(text: str, label: str) -> int:
+    found = re.search(rf"^{re.escape(label)}:\s*(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _value(text: str) -> str:
+    return "" if text in _NO_VALUE else text
+
+
+def _integer(text: str) -> int:
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 0
+
+
+def job_id(text: str) -> str | None:
+    """The id in ``sbatch --parsable``'s answer (``id`` or ``id;cluster``), or None if there is none.
+
+    A site's plugin may print lines of its own before it.
+    """
+    for line in reversed(text.splitlines()):
+        if found := re.fullmatch(r"(\d+)(?:;\S+)?", line.strip()):
+            return found[1]
+    return None
+
+
+def messages(stderr: str) -> str:
+    """A command's error lines as one line for an event: repeated program names and blanks taken out."""
+    return "; ".join(_unique(line.strip() for line in stderr.splitlines() if line.strip()))
+
+
+def _unique(lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(lines))

@@ -1,0 +1,217 @@
+"""One batched squeue feeds everybody: slurmctld is shared by hundreds of users.
+
+At rest it asks once in ``poll_seconds``, however many jobs there are.  Who has a reason (an agent that fell
+silent, a job that was just cancelled) asks for an earlier answer; such wishes are joined, and two questions
+are never less than a second apart.  Silence says nothing: a job is gone only if squeue *answered* a question
+that was asked after somebody began to care about the job, and did not name it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from hpk import errors
+from hpk.aio import backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hpk.slurm import model
+
+MIN_SPACING_SECONDS = 1.0
+RATE_LIMIT_FACTOR = 4
+"""A rate limit counts as this many failures at once."""
+
+log = structlog.get_logger(__name__)
+
+
+class Source(Protocol):
+    """Whom the poller asks; :class:`hpk.slurm.client.Slurm` in earnest."""
+
+    async def jobs(self) -> dict[str, model.Job]:
+        """All jobs of this user.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """An answer of squeue.
+
+    Attributes:
+        asked_at: When the question began, by the poller's monotonic clock.
+        answered_at: The same of the answer, in Unix seconds.
+    """
+
+    asked_at: float
+    answered_at: float
+    jobs: Mapping[str, model.Job] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """What Slurm last said of a job; ``job`` None means that it answered and knows no such job."""
+
+    job: model.Job | None
+
+
+class Poller:
+    """The cache, and the one loop that fills it.
+
+    Attributes:
+        snapshot: The last answer, or None if there was none yet.
+        error: Why the last question had no answer; None if it had one.
+        questions: How many were asked; for metrics and tests.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        poll_seconds: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+        policy: backoff.Policy | None = None,
+    ) -> None:
+        self.snapshot: Snapshot | None = None
+        self.error: errors.SlurmUnavailable | None = None
+        self.questions = 0
+        self._source = source
+        self._poll_seconds = poll_seconds
+        self._clock = clock
+        self._backoff = backoff.Backoff(policy or backoff.Policy(first_seconds=2.0, cap_seconds=120.0))
+        self._not_before = clock()
+        self._asked_at = float("-inf")  # of the last question that ended, with an answer or without
+        self._due_at = clock()
+        self._wake = asyncio.Event()
+        self._answered = asyncio.Condition()
+        self._watches: dict[str, list[_Watch]] = {}
+
+    async def run(self) -> None:
+        """Ask for as long as the program runs; no answer of Slurm's ends this."""
+        while True:
+            await self._until_due()
+            await self._ask()
+
+    def ask_soon(self, *, after_seconds: float = 0.0) -> None:
+        """Have the next question asked no later than in this time (spacing and back-off permitting)."""
+        due_at = self._clock() + after_seconds
+        if due_at < self._due_at:
+            self._due_at = due_at
+            self._wake.set()
+
+    def sighting(self, job_id: str) -> Sighting | None:
+        """What Slurm last said of the job; None: not known, for no question was answered since it is watched.
+
+        A job that nobody watches is known only by being in the last answer.
+        """
+        if self.snapshot is None:
+            return None
+        if (job := self.snapshot.jobs.get(job_id)) is not None:
+            return Sighting(job=job)
+        since = min((watch.since for watch in self._watches.get(job_id, ())), default=None)
+        if since is None or self.snapshot.asked_at < since:
+            return None
+        return Sighting(job=None)
+
+    @contextlib.contextmanager
+    def watched(self, job_id: str, changed: Callable[[], None]) -> Iterator[None]:
+        """Call ``changed`` whenever what Slurm says of the job differs, while the block lasts.
+
+        Enter it after the submission: a question that began before does not make the job gone.
+        """
+        stop = self.watch(job_id, changed)
+        try:
+            yield
+        finally:
+            stop()
+
+    def watch(self, job_id: str, changed: Callable[[], None]) -> Callable[[], None]:
+        """As :meth:`watched`, until the returned function is called (twice does no harm)."""
+        watch = _Watch(since=self._clock(), changed=changed)
+        self._watches.setdefault(job_id, []).append(watch)
+
+        def stop() -> None:
+            watches = self._watches.get(job_id, [])
+            if watch in watches:
+                watches.remove(watch)
+            if not watches:
+                self._watches.pop(job_id, None)
+
+        return stop
+
+    async def fresh(self) -> Snapshot:
+        """The first answer to a question that begins after this call: what adopting must look at.
+
+        Raises:
+            errors.SlurmUnavailable: That question had no answer.
+        """
+        since = self._clock()
+        self.ask_soon()
+        async with self._answered:
+            await self._answered.wait_for(lambda: self._asked_at >= since)
+            if self.error is not None:
+                raise self.error
+        assert self.snapshot is not None
+        return self.snapshot
+
+    async def _until_due(self) -> None:
+        while (pause := max(self._due_at, self._not_before) - self._clock()) > 0:
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause)
+
+    async def _ask(self) -> None:
+        asked_at = self._clock()
+        self._due_at = asked_at + self._poll_seconds
+        self.questions += 1
+        try:
+            jobs = await self._source.jobs()
+        except errors.SlurmUnavailable as error:
+            pause = self._failed(error)
+            log.warning("Cannot ask Slurm about the jobs: it did not answer", error=str(error), pause_seconds=pause)
+        else:
+            self.error = None
+            self._backoff.succeeded()
+            self._not_before = asked_at + MIN_SPACING_SECONDS
+            before, self.snapshot = self.snapshot, Snapshot(asked_at=asked_at, answered_at=time.time(), jobs=jobs)
+            self._tell(before)
+        async with self._answered:
+            self._asked_at = asked_at
+            self._answered.notify_all()
+
+    def _failed(self, error: errors.SlurmUnavailable) -> float:
+        self.error = error
+        pause = self._backoff.failed()
+        if error.limits_rate:
+            for _ in range(RATE_LIMIT_FACTOR - 1):
+                pause = self._backoff.failed()
+        self._not_before = self._clock() + max(pause, MIN_SPACING_SECONDS)
+        return round(pause, 1)
+
+    def _tell(self, before: Snapshot | None) -> None:
+        assert self.snapshot is not None
+        old = before.jobs if before else {}
+        for job_id, watches in list(self._watches.items()):
+            job = self.snapshot.jobs.get(job_id)
+            for watch in list(watches):
+                if job is None and self.snapshot.asked_at < watch.since:
+                    continue  # the question is older than the watch: absence proves nothing
+                if not watch.told or job != old.get(job_id):
+                    watch.told = True
+                    watch.changed()
+
+
+@dataclass(eq=False, kw_only=True)
+class _Watch:
+    since: float
+    changed: Callable[[], None]
+    told: bool = False

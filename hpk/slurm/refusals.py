@@ -1,0 +1,76 @@
+"""Which of Slurm's error texts are lasting, and which pass; pure.
+
+The texts are those of ``src/common/slurm_errno.c`` and ``src/sbatch`` (20.02 to 26.05).  What is not listed
+as passing is lasting, for the list of what passes is known, and a site's own submit plugin may say anything.
+"""
+
+from __future__ import annotations
+
+import re
+
+RATE_LIMIT = re.compile(r"rate limit|RPC limit", re.IGNORECASE)
+"""slurmctld's rl_enable."""
+
+LASTING = re.compile(r"\b(?:Assoc|QOS)M(?:ax|in)(?!Submit|Jobs)\w+")
+"""Beside "Job violates accounting/QOS policy" slurmctld names the limit.  One on the number of jobs, or on what a
+group uses, passes; one on a single job's size or time (refused at once only with DenyOnLimit) does not."""
+
+PASSING = re.compile(
+    "|".join(
+        (
+            r"SubmitJob\w*Limit",
+            r"Job violates accounting/QOS policy",
+            r"MaxJobCount limit reached",
+            r"job queue full",
+            r"temporarily (?:unable|disabled)",
+            r"Unable to contact slurm controller",
+            r"Unable to establish (?:controller|control) (?:machine|address)",
+            r"Socket timed out",
+            r"Zero Bytes were transmitted",
+            r"Connection (?:refused|reset|timed out|rejected|forced closed)",
+            r"Communication (?:connection|shutdown) failure",
+            r"Message (?:send|receive) failure",
+            r"Transport endpoint",
+            r"Resource temporarily unavailable",
+            r"Cannot allocate memory",
+            r"No route to host|Network is (?:unreachable|down)|Host is down|No buffer space",
+            r"Unexpected message received",
+            r"Protocol authentication error",
+            r"[Mm]unge",
+            r"in standby mode",
+            r"shutting down",
+            r"Requested nodes are busy",
+            r"Required ports are in use",
+            r"Required node not available",
+            r"Required partition not available",
+            r"Requested partition configuration not available now",
+            r"Licenses currently unavailable",
+            r"Requested reservation (?:is in use|not usable now)",
+            r"Requested operation is presently disabled",
+            r"I/O error writing script",
+            r"Error generating job credential",
+            r"Slurm internal error",
+            r"has breached requested QOS usage threshold",
+            r"try again later|please retry",
+            r"database connection|slurmdbd|accounting storage",
+            r"Could not establish a configuration source|failed to fetch (?:remote )?config",
+            r"Unable to connect to database",
+        )
+    ),
+    re.IGNORECASE,
+)
+
+PERHAPS_DONE = re.compile(
+    r"Socket timed out|Zero Bytes|receive failure|timed out reading|Connection reset|Unexpected message",
+    re.IGNORECASE,
+)
+"""The request went out and no answer came: the job may exist."""
+
+
+def is_passing(text: str) -> bool:
+    """Whether trying again later, unchanged, may help."""
+    if RATE_LIMIT.search(text):
+        return True
+    if LASTING.search(text):
+        return False
+    return bool(PASSING.search(text))
