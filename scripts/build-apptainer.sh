@@ -53,9 +53,9 @@ fetch() { # work
 }
 
 build() {
-  local work
-  work=$(mktemp -d "$cache/build.XXXXXX")
-  trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+  rm -rf "$cache/build" # an interrupted build's
+  work=$cache/build
+  trap 'chmod -R u+w "$cache/build"; rm -rf "$cache/build"' EXIT # Go's module folders are read-only
   fetch "$work"
   say "building $(cat "$work/version") (5 to 7 minutes on two cores)"
   (

@@ -1,0 +1,195 @@
+"""The text of every configuration file on the hosts. Pure: facts in, {path: (content, mode)} out."""
+
+import json
+
+from hpksite import layout
+
+MUNGE_KEY = "hpk simulated site: a key that protects nothing, the same on every host\n" * 4
+CLUSTER = "site"
+PROGRAMS = "/opt/site/bin"  # on a host: what the site runs, not for users
+DATABASE_PASSWORD = "site"  # noqa: S105: for a database that listens on a socket of an isolated host
+
+Files = dict[str, tuple[str, int]]
+
+# What belongs to another user than root, in the hosts' roots.  Folders that are missing are made.
+OWNERS = {
+    "etc/munge": "munge", "etc/munge/munge.key": "munge", "var/log/munge": "munge", "run/munge": "munge",
+    "etc/slurm/slurmdbd.conf": "slurm", "var/spool/slurm/ctld": "slurm", "run/slurm": "slurm",
+    "run/mysqld": "mysql", "var/lib/docker-registry": "docker-registry",
+}  # fmt: skip
+
+
+def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -> Files:
+    """Return the files that make a plain root file system this host.
+
+    `base` holds the root file system's own /etc/passwd, group and shadow, which are extended.
+    """
+    out: Files = {
+        "etc/hostname": (f"{host.name}\n", 0o644),
+        "etc/hosts": (hosts_file(), 0o644),
+        # Nothing listens there, and says so at once: names outside fail fast instead of timing out.
+        "etc/resolv.conf": (f"nameserver {layout.GATEWAY}\noptions timeout:1 attempts:1\n", 0o644),
+        "etc/nsswitch.conf": ("passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n", 0o644),
+        "etc/munge/munge.key": (MUNGE_KEY, 0o400),
+        "etc/slurm/slurm.conf": (slurm(profile), 0o644),
+        "etc/slurm/cgroup.conf": ("CgroupPlugin=disabled\n", 0o644),
+        "etc/slurm/gres.conf": (gres(), 0o644),
+        **accounts(profile, base=base),
+    }
+    if host == layout.CONTROLLER:
+        out["etc/docker/registry/config.yml"] = (registry(), 0o644)
+        if profile.accounting:
+            out["etc/slurm/slurmdbd.conf"] = (slurmdbd(), 0o600)
+            out["etc/mysql/mariadb.conf.d/90-site.cnf"] = (mariadb(), 0o644)
+    return out
+
+
+def hosts_file() -> str:
+    """Return /etc/hosts: the cluster has no name server."""
+    lines = [f"{host.address} {host.name}" for host in layout.HOSTS]
+    return "\n".join(["127.0.0.1 localhost", *lines, f"{layout.GATEWAY} gateway", ""])
+
+
+def accounts(profile: layout.Profile, *, base: dict[str, str]) -> Files:
+    """Return passwd, group, shadow and, where the profile has them, the subordinate ids."""
+    text = dict(base)
+    subordinate = ""
+    for user in layout.USERS:
+        text["etc/passwd"] += f"{user.name}:x:{user.uid}:{user.uid}::/home/{user.name}:/bin/bash\n"
+        text["etc/group"] += f"{user.name}:x:{user.uid}:\n"
+        text["etc/shadow"] += f"{user.name}:*:20000:0:99999:7:::\n"
+        subordinate += f"{user.name}:{user.subid}:{layout.SUBIDS}\n"
+    modes = {"etc/passwd": 0o644, "etc/group": 0o644, "etc/shadow": 0o640}
+    out = {name: (text[name], mode) for name, mode in modes.items()}
+    for name in ("etc/subuid", "etc/subgid"):
+        out[name] = (subordinate if profile.subordinate_ids else "", 0o644)
+    return out
+
+
+def slurm(profile: layout.Profile) -> str:
+    """Return slurm.conf: no cgroups (the machine may not lend them), so memory is enforced by accounting."""
+    lines = [
+        f"ClusterName={CLUSTER}",
+        "SlurmctldHost=ctl",
+        "SlurmUser=slurm",
+        "AuthType=auth/munge",
+        "CredType=cred/munge",
+        "LogTimeFormat=iso8601_ms,format_stderr",
+        "SlurmctldPidFile=/run/slurm/slurmctld.pid",
+        "SlurmdPidFile=/run/slurmd.pid",
+        "StateSaveLocation=/var/spool/slurm/ctld",
+        "SlurmdSpoolDir=/var/spool/slurm/d",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory",
+        "DefMemPerCPU=1000",  # else a job without --mem takes all of a node's
+        "SlurmdParameters=config_overrides",  # nodes are larger than the machine
+        "SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=5,bf_interval=1",
+        "ReturnToService=2",
+        "SlurmdTimeout=30",
+        "MessageTimeout=30",  # two cores carry three hosts
+        "MinJobAge=300",
+        "KillWait=5",
+        "PropagateResourceLimits=NONE",
+        "JobAcctGatherType=jobacct_gather/linux",
+        "JobAcctGatherFrequency=task=2",
+        "JobAcctGatherParams=OverMemoryKill",
+        "JobCompType=jobcomp/none",
+        "GresTypes=gpu",
+    ]
+    if profile.accounting:
+        lines += [
+            "AccountingStorageType=accounting_storage/slurmdbd",
+            "AccountingStorageHost=ctl",
+            "AccountingStorageTRES=gres/gpu",
+        ]
+    for host in layout.HOSTS:
+        generic = f" Gres=gpu:{host.gpus}" if host.gpus else ""
+        lines.append(f"NodeName={host.name} CPUs={host.cpus} RealMemory={host.memory_mb}{generic} State=UNKNOWN")
+    compute = [host.name for host in layout.HOSTS if host != layout.CONTROLLER]
+    gpus = [host.name for host in layout.HOSTS if host.gpus]
+    lines += [
+        f"PartitionName=main Nodes={','.join(compute)} Default=YES MaxTime=INFINITE State=UP",
+        f"PartitionName=gpu Nodes={','.join(gpus)} MaxTime=INFINITE State=UP",
+        f"PartitionName=service Nodes={layout.CONTROLLER.name} MaxTime=INFINITE State=UP",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def gres() -> str:
+    """Return gres.conf: the GPUs are device nodes that hosts.devices makes."""
+    lines = ["AutoDetect=off"]
+    for host in layout.HOSTS:
+        if host.gpus:
+            lines.append(f"NodeName={host.name} Name=gpu File=/dev/nvidia[0-{host.gpus - 1}]")
+    return "\n".join(lines) + "\n"
+
+
+def slurmdbd() -> str:
+    """Return slurmdbd.conf."""
+    lines = [
+        "AuthType=auth/munge",
+        "DbdHost=ctl",
+        "SlurmUser=slurm",
+        "PidFile=/run/slurm/slurmdbd.pid",
+        "StorageType=accounting_storage/mysql",
+        "StorageHost=localhost",
+        "StorageUser=slurm",
+        f"StoragePass={DATABASE_PASSWORD}",
+        "StorageLoc=slurm_acct_db",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def mariadb() -> str:
+    """Return MariaDB's settings: small, and without the care for power cuts that costs seconds here."""
+    lines = [
+        "[mariadbd]",
+        "skip-networking",
+        "innodb_buffer_pool_size=64M",
+        "innodb_flush_log_at_trx_commit=0",
+        "innodb_flush_method=nosync",
+        "innodb_doublewrite=0",
+        "innodb_lock_wait_timeout=900",  # slurmdbd asks for it
+        "performance_schema=off",
+        "skip-log-bin",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def registry() -> str:
+    """Return the OCI registry's configuration: plain http, no login, its own disk."""
+    document = {
+        "version": "0.1",
+        "log": {"level": "warn", "accesslog": {"disabled": True}},
+        "storage": {"filesystem": {"rootdirectory": "/var/lib/docker-registry"}, "delete": {"enabled": True}},
+        "http": {"addr": f":{layout.REGISTRY_PORT}"},
+    }
+    return json.dumps(document, indent=1) + "\n"  # JSON is YAML
+
+
+def flannel_network() -> str:
+    """Return the value of flannel's key in etcd."""
+    return json.dumps({"Network": layout.POD_NETWORK, "Backend": {"Type": "vxlan"}})
+
+
+def conflist(subnet_env: str) -> str:
+    """Return the CNI network `fakeroot`, the only one open to unprivileged users, from flannel's subnet.env.
+
+    Flannel's own CNI plugin would read subnet.env itself; with the plain bridge plugin the host's
+    share of the network is written down here.
+    """
+    values = dict(line.split("=", 1) for line in subnet_env.splitlines() if "=" in line)
+    address, _, length = values["FLANNEL_SUBNET"].partition("/")
+    subnet = f"{address.rpartition('.')[0]}.0/{length}"
+    bridge = {
+        "type": "bridge",
+        "bridge": "cni0",
+        "isGateway": True,
+        "ipMasq": False,
+        "hairpinMode": True,
+        "mtu": int(values["FLANNEL_MTU"]),
+        "ipam": {"type": "host-local", "subnet": subnet, "routes": [{"dst": "0.0.0.0/0"}]},
+    }
+    return json.dumps({"cniVersion": "1.0.0", "name": "fakeroot", "plugins": [bridge]}, indent=1) + "\n"

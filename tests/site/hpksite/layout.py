@@ -1,0 +1,76 @@
+"""What the cluster consists of: hosts, users, and the profiles that say how much the site prepared."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A machine of the cluster, as Slurm is told about it (more than the real machine has)."""
+
+    name: str
+    address: str
+    cpus: int
+    memory_mb: int
+    gpus: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class User:
+    """An ordinary account, with its first subordinate id if the profile gives any."""
+
+    name: str
+    uid: int
+    subid: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """How far a site has prepared for pods. One field a difference, so that a further profile is data.
+
+    setuid_apptainer: Apptainer as an administrator installs it, with CNI; else as Debian packages it.
+    subordinate_ids: /etc/subuid and /etc/subgid have entries for the users.
+    flannel: flanneld on every host, and the CNI network `fakeroot` made from its subnet.
+    accounting: slurmdbd with MariaDB, so that sacct answers.
+    kubectl: on every host's PATH.
+    """
+
+    name: str
+    setuid_apptainer: bool
+    subordinate_ids: bool
+    flannel: bool
+    accounting: bool
+    kubectl: bool
+
+
+PROFILES = {
+    "flannel": Profile(
+        name="flannel", setuid_apptainer=True, subordinate_ids=True, flannel=True, accounting=True, kubectl=True
+    ),
+}
+
+CONTROLLER = Host("ctl", "10.77.0.1", cpus=8, memory_mb=8000)
+HOSTS = (
+    CONTROLLER,
+    Host("c1", "10.77.0.11", cpus=32, memory_mb=32000),
+    Host("c2", "10.77.0.12", cpus=32, memory_mb=32000, gpus=2),
+)
+USERS = (User("alice", 2000, subid=100000), User("bob", 2001, subid=165536))
+SUBIDS = 65536  # ids a user has from `subid` on
+ACCOUNT = "research"  # Slurm's account of every user
+
+GATEWAY = "10.77.0.254"  # the switch itself: it answers, and leads nowhere
+PREFIX = 24
+POD_NETWORK = "10.244.0.0/16"
+REGISTRY_PORT = 5000
+ETCD_PORT = 2379  # flannel's etcd, on the controller
+
+# What Debian 13 gives every host.  The list's hash is the key of the cached root file system.
+PACKAGES = (
+    "slurm-wlm", "slurmdbd", "mariadb-server", "munge",
+    "iproute2", "iputils-ping", "nftables", "iptables", "iperf3", "netbase", "netcat-openbsd", "curl",
+    "python3", "python3-yaml", "ca-certificates", "jq",
+    "uidmap", "fuse3", "squashfuse", "fuse-overlayfs", "squashfs-tools", "fuse2fs", "gocryptfs", "libseccomp2",
+    "docker-registry", "busybox-static", "tini",
+    "procps", "psmisc", "lsof", "strace", "less", "file",
+)  # fmt: skip
+SUITE = "trixie"

@@ -1,0 +1,39 @@
+"""Where the cluster keeps what. Names are fixed, so that any checkout finds the one that runs.
+
+Imported by the quick path of `site run`: nothing but strings and os here.
+"""
+
+import os
+
+RUN = "/run/hpk-site"  # pids, fingerprint and lock of the running cluster
+DATA = "/var/lib/hpk-site"  # on real disk: the hosts' own files and the shared /home
+HOME = f"{DATA}/home"
+HOSTS = f"{DATA}/hosts"
+PROGRAMS = f"{DATA}/programs"  # a layer of every host's root
+LOCK = "/run/hpk-site.lock"
+FINGERPRINT = f"{RUN}/fingerprint"
+
+NETNS = "hpk-site"  # the switch; a host's is hpk-site-NAME
+NETNS_FOLDER = "/run/netns"
+
+MARKER = "etc/hpk-site-host"  # in every host's root: how its processes are known, whoever started them
+
+TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
+
+
+def cache() -> str:
+    """Return the folder outside the tree that keeps what was built, by version."""
+    base = os.environ.get("HPK_CACHE")
+    if not base:
+        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hpk")
+    return base
+
+
+def netns(host: str) -> str:
+    """Return the name of a host's network namespace."""
+    return f"{NETNS}-{host}"
+
+
+def pid_file(host: str) -> str:
+    """Return the file that holds `PID START-TIME` of a host's first process."""
+    return f"{RUN}/{host}.pid"

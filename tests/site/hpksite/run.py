@@ -1,0 +1,87 @@
+"""`site run`: a command on a host, as a login would start it. Kept free of slow imports."""
+
+import os
+import sys
+from typing import NoReturn
+
+from hpksite import paths
+
+USAGE = "usage: site run [--user NAME] HOST -- COMMAND [ARGUMENT ...]"
+PATH = "/usr/local/bin:/usr/bin:/bin"
+ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class UsageError(Exception):
+    """The command line is not one of `site run`."""
+
+
+def start_time(pid: int) -> str:
+    """Return when the kernel started a process, in ticks since boot: with the pid, its identity."""
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+        return stat.read().rpartition(")")[2].split()[19]
+
+
+def host_pid(host: str) -> int | None:
+    """Return the pid of a host's first process, or None if the host is not up (or its pid is another's by now)."""
+    try:
+        with open(paths.pid_file(host), encoding="ascii") as file:
+            pid, started = file.read().split()
+        return int(pid) if start_time(int(pid)) == started else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def parse(arguments: list[str]) -> tuple[str, str, list[str]]:
+    """Return (user, host, command); everything after `--` is the command, byte for byte."""
+    if "--" not in arguments:
+        raise UsageError
+    cut = arguments.index("--")
+    options, command = arguments[:cut], arguments[cut + 1 :]
+    user = "root"
+    positional: list[str] = []
+    while options:
+        option = options.pop(0)
+        if option == "--user" and options:
+            user = options.pop(0)
+        elif option.startswith("--user="):
+            user = option.removeprefix("--user=")
+        elif option.startswith("-"):
+            raise UsageError
+        else:
+            positional.append(option)
+    if len(positional) != 1 or not command or not user:
+        raise UsageError
+    return user, positional[0], command
+
+
+def entering(pid: int, *, user: str, command: list[str]) -> list[str]:
+    """Return the argv that runs a command in a host: its namespaces, the user's ids, a login's environment.
+
+    The command dies with the argv's own process (as with a lost ssh connection), so a test that
+    times out leaves nothing running; what it has put in the background lives on.
+    """
+    path = ROOT_PATH if user == "root" else PATH
+    return [
+        "nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd", "--",
+        "setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--reset-env", "--pdeathsig=TERM", "--",
+        "/bin/sh", "-c", f'PATH={path} LANG=C.UTF-8; export PATH LANG; cd && unset OLDPWD && exec "$@"', "sh", *command,
+    ]  # fmt: skip
+
+
+def main(arguments: list[str]) -> int | NoReturn:
+    """Become the command; 2 for a wrong command line, 3 if the host is not up."""
+    try:
+        user, host, command = parse(arguments)
+    except UsageError:
+        print(USAGE, file=sys.stderr)
+        return 2
+    pid = host_pid(host)
+    if pid is None:
+        print(f"site: cannot run on {host}: no such host is up (site status tells more)", file=sys.stderr)
+        return 3
+    argv = entering(pid, user=user, command=command)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        print(f"site: cannot run {argv[0]}: {error.strerror}", file=sys.stderr)
+        return 3
