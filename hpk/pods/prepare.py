@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpk import errors, jobdir
 from hpk.pods import admit, model, script, translate
-from hpk.slurm import flags
+from hpk.slurm import parse
 from hpk.volumes import plan as volume_plan
 from hpk.volumes import sources
 
@@ -132,10 +132,11 @@ class Preparer:
 
     def _job(self, pod: v1.Pod, plan: records.PodPlan) -> model.JobPlan:
         directory = self._state.pod(pod.metadata.uid)
-        limit = flags.time_limit({**self._site.settings_flags, **admit.job_flags(pod)})
+        limit = {**self._site.settings_flags, **admit.job_flags(pod)}.get("time")
+        seconds = parse.duration(limit) if limit else None
         commands = self._launcher.commands(plan, directory=directory.root)
         return translate.job_plan(
-            pod, site=self._site, directory=Path(directory.root), time_limit=limit, commands=commands
+            pod, site=self._site, directory=Path(directory.root), time_limit=seconds, commands=commands
         )
 
     # Images

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LOG = structlog.get_logger(__name__)
 
+FIRST_LOOK_SECONDS = 3.0
+"""After a submission: most jobs have started and told of themselves by then, and need no question."""
 CAUSES = {
     slurm_model.JobState.CANCELLED: model.Cause.CANCELLED,
     slurm_model.JobState.TIMEOUT: model.Cause.TIME_LIMIT,
@@ -49,6 +51,7 @@ class JobPerPod:
         on_change: Callable[[str], None],
     ) -> None:
         self._slurm, self._jobs, self._state, self._on_change = slurm, jobs, state, on_change
+        self._stops: dict[str, Callable[[], None]] = {}
 
     async def find(self, uid: str) -> model.Allocation | None:
         """The pod's job, from its directory, else from Slurm; errors.SlurmUnavailable if Slurm does not say."""
@@ -56,7 +59,8 @@ class JobPerPod:
         submission: records.Submission | None = await asyncio.to_thread(jobdir.read_json, directory.submission)
         if submission is not None:
             return model.Allocation(job_id=submission["job_id"])
-        found = [job for job in (await self._slurm.jobs()).values() if _carries(job, uid)]
+        snapshot = await self._jobs.fresh()
+        found = [job for job in snapshot.jobs.values() if _carries(job, uid)]
         if not found:
             return None
         newest = max(found, key=lambda job: int(job.id))
@@ -67,7 +71,7 @@ class JobPerPod:
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
         """Submit the pod's job; at most once: see `find` for what a lost answer leads to."""
         directory = self._state.pod(uid)
-        job_id = await self._slurm.submit(script, directory=directory.root)
+        job_id = await self._slurm.submit(script, directory=Path(directory.root))
         await self._record(uid, job_id)
         return model.Allocation(job_id=job_id)
 
@@ -83,19 +87,21 @@ class JobPerPod:
 
     def observe(self, allocation: model.Allocation) -> model.AllocationState:
         """The newest of the poller's cache."""
-        job = self._jobs.jobs.get(allocation.job_id)
-        if job is None:
-            is_answered = self._jobs.is_missing(allocation.job_id)
-            return model.AllocationState(phase=model.Phase.GONE if is_answered else model.Phase.UNKNOWN)
-        return state_of(job)
+        sighting = self._jobs.sighting(allocation.job_id)
+        if sighting is None:
+            return model.AllocationState(phase=model.Phase.UNKNOWN)
+        return model.AllocationState(phase=model.Phase.GONE) if sighting.job is None else state_of(sighting.job)
 
     def watch(self, uid: str, allocation: model.Allocation) -> None:
-        """Mark the pod at each change of its job."""
-        self._jobs.follow(allocation.job_id, lambda: self._on_change(uid))
+        """Mark the pod at each change of its job, and ask once soon: a job may wait, and its owner wants to know."""
+        self.forget(allocation)
+        self._stops[allocation.job_id] = self._jobs.watch(allocation.job_id, lambda: self._on_change(uid))
+        self._jobs.ask_soon(after_seconds=FIRST_LOOK_SECONDS)
 
     def forget(self, allocation: model.Allocation) -> None:
         """Follow the job no longer."""
-        self._jobs.unfollow(allocation.job_id)
+        if stop := self._stops.pop(allocation.job_id, None):
+            stop()
 
     def hurry(self) -> None:
         """Have the poller ask soon."""
