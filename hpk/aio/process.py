@@ -129,6 +129,8 @@ async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: 
     Raises:
         errors.Fatal: The program is not there or cannot be executed, or the log cannot be opened.
     """
+    if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
+        raise errors.Fatal(f"Cannot start {name}: {argv[0]} is not there or may not be executed")
     try:
         file = Log(log)
     except OSError as error:
