@@ -1,0 +1,201 @@
+"""Who asks the kubelet, and whether they may: decided by the API server, remembered for a while.
+
+Client certificate, else bearer token through TokenReview, else nobody (anonymous access is off); then a
+SubjectAccessReview for a subresource of our node.
+Source: pkg/kubelet/server/auth.go and cmd/kubelet/app/auth.go of Kubernetes 1.37.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from hpk import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+TOKEN_SECONDS = 120.0
+ALLOW_SECONDS = 300.0
+DENY_SECONDS = 30.0
+MOST_REMEMBERED = 4096
+
+VERBS = {"POST": "create", "GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+# The finer subresource that is asked for before "proxy" ...
+FINE = {"/pods": "pods", "/runningpods": "pods", "/healthz": "healthz", "/configz": "configz"}
+# ... and the one that takes the place of "proxy".
+COARSE = {"/stats": "stats", "/metrics": "metrics", "/logs": "log", "/checkpoint": "checkpoint"}
+
+Object = dict[str, Any]
+Value = TypeVar("Value")
+
+
+class Reviewer(Protocol):
+    """The part of :class:`hpk.kube.client.Kube` that is used here."""
+
+    async def create(self, path: str, body: Object) -> Object:
+        """POST."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class User:
+    """Who asks, as the API server knows them."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+class Remembered(Generic[Value]):
+    """Values that are good for a time; the oldest go first when there are too many."""
+
+    def __init__(self, *, clock: Callable[[], float], most: int = MOST_REMEMBERED) -> None:
+        self._clock, self._most = clock, most
+        self._values: OrderedDict[Hashable, tuple[float, Value]] = OrderedDict()
+
+    def get(self, key: Hashable) -> Value | None:
+        """The value, or None if there is none that is still good."""
+        until, value = self._values.get(key, (0.0, None))
+        return value if self._clock() < until else None
+
+    def put(self, key: Hashable, value: Value, *, seconds: float) -> None:
+        """Remember the value for so long."""
+        self._values[key] = (self._clock() + seconds, value)
+        self._values.move_to_end(key)
+        while len(self._values) > self._most:
+            self._values.popitem(last=False)
+
+
+def subresources(path: str) -> tuple[str, ...]:
+    """The subresources of our node that allow a request to this path; any one of them suffices."""
+    fine = [name for prefix, name in FINE.items() if _is_under(path, prefix)]
+    coarse = next((name for prefix, name in COARSE.items() if _is_under(path, prefix)), "proxy")
+    return (*fine, coarse)
+
+
+def _is_under(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(f"{prefix}/")
+
+
+def user_of_certificate(certificate: Mapping[str, Any] | None) -> User | None:
+    """The user that a verified certificate names (CN, and O for groups), or None if it names nobody.
+
+    Args:
+        certificate: As :meth:`ssl.SSLSocket.getpeercert` returns it: empty or None without a certificate.
+    """
+    pairs = [pair for rdn in (certificate or {}).get("subject", ()) for pair in rdn]
+    name = next((value for key, value in pairs if key == "commonName"), "")
+    if not name:
+        return None
+    return User(name=name, groups=_with_authenticated(value for key, value in pairs if key == "organizationName"))
+
+
+def _with_authenticated(groups: Any) -> tuple[str, ...]:
+    found = tuple(groups)
+    return found if "system:authenticated" in found else (*found, "system:authenticated")
+
+
+class Authenticator:
+    """Finds out who asks."""
+
+    def __init__(self, kube: Reviewer, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._tokens: Remembered[User | bool] = Remembered(clock=clock)
+
+    async def user(self, *, certificate: Mapping[str, Any] | None, authorization: str) -> User | None:
+        """The user, or None if the request proves nobody.
+
+        Args:
+            certificate: The client's verified certificate, if any.
+            authorization: The header's value.
+
+        Raises:
+            errors.HpkError: The API server cannot be asked about the token.
+        """
+        user = user_of_certificate(certificate)
+        if user is not None:
+            return user
+        scheme, _, token = authorization.strip().partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            return None
+        # Not the token itself: what lies in memory for minutes should be of no use to a thief.
+        key = hashlib.sha256(token.encode()).digest()
+        known = self._tokens.get(key)
+        if known is None:
+            known = await self._review(token) or False
+            self._tokens.put(key, known, seconds=TOKEN_SECONDS)
+        return known if isinstance(known, User) else None
+
+    async def _review(self, token: str) -> User | None:
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        status = (await self._kube.create(TOKEN_REVIEWS, body)).get("status") or {}
+        found = status.get("user") or {}
+        if not status.get("authenticated") or not found.get("username"):
+            return None
+        extra = tuple((key, tuple(values)) for key, values in sorted((found.get("extra") or {}).items()))
+        groups = _with_authenticated(found.get("groups") or ())
+        return User(name=found["username"], uid=found.get("uid", ""), groups=groups, extra=extra)
+
+
+class CannotAsk(errors.Retryable):
+    """The API server could not be asked whether a user may; the text is the kubelet's."""
+
+
+class Authorizer:
+    """Asks the API server whether a user may use a subresource of our node."""
+
+    def __init__(self, kube: Reviewer, node_name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube, self._node = kube, node_name
+        self._answers: Remembered[bool] = Remembered(clock=clock)
+
+    async def refusal(self, user: User, *, method: str, path: str) -> str | None:
+        """None if the user may, else the text to refuse with (403).
+
+        Raises:
+            CannotAsk: The API server does not answer.
+        """
+        verb = VERBS.get(method, "")
+        names = subresources(path)
+        for name in names:
+            if await self._is_allowed(user, verb, name):
+                return None
+        listed = " ".join(names)
+        return f"Forbidden (user={user.name}, verb={verb}, resource=nodes, subresource(s)=[{listed}])\n"
+
+    async def _is_allowed(self, user: User, verb: str, subresource: str) -> bool:
+        key = (user, verb, subresource)
+        known = self._answers.get(key)
+        if known is not None:
+            return known
+        try:
+            answer = await self._kube.create(ACCESS_REVIEWS, self._question(user, verb, subresource))
+        except errors.HpkError as error:
+            raise CannotAsk(
+                f"Authorization error (user={user.name}, verb={verb}, resource=nodes, subresource={subresource})"
+            ) from error
+        is_allowed = bool((answer.get("status") or {}).get("allowed"))
+        self._answers.put(key, is_allowed, seconds=ALLOW_SECONDS if is_allowed else DENY_SECONDS)
+        return is_allowed
+
+    def _question(self, user: User, verb: str, subresource: str) -> Object:
+        attributes = {
+            "verb": verb,
+            "version": "v1",
+            "resource": "nodes",
+            "subresource": subresource,
+            "name": self._node,
+        }
+        spec: Object = {"user": user.name, "groups": list(user.groups), "resourceAttributes": attributes}
+        if user.uid:
+            spec["uid"] = user.uid
+        if user.extra:
+            spec["extra"] = {key: list(values) for key, values in user.extra}
+        return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}

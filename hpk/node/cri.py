@@ -1,0 +1,154 @@
+"""CRI log files: what a container wrote, line by line, with time, stream and tag.  Pure.
+
+An entry is ``2016-10-06T00:17:09.669794202Z stdout F text``; the tag ``P`` says that the text goes on in the
+next entry, without a newline between.  Texts are bytes of the container and pass through unchanged.
+Source: k8s.io/cri-client/pkg/logs of Kubernetes 1.37.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HEADER = re.compile(
+    rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9})\d*)?(Z|[+-]\d\d:\d\d) (stdout|stderr) ([^ ]*) ", re.DOTALL
+)
+_SECOND_NS = 1_000_000_000
+LONGEST_ENTRY_BYTES = 1 << 20
+"""The agent cuts entries at 16 KiB; what is longer than this is passed on in pieces, to bound our memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a reader wants of a log."""
+
+    timestamps: bool = False
+    since_ns: int | None = None
+    """Unix nanoseconds; older entries are left out."""
+    limit_bytes: int | None = None
+    """Bytes to put out at most; the last line may be cut."""
+    stream: str | None = None
+    """``stdout`` or ``stderr``; None for both."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    is_wanted: bool
+    is_partial: bool
+    stamp: bytes
+    text_at: int
+
+
+class Filter:
+    """Turns a CRI file, fed in blocks cut anywhere, into what the reader wants.
+
+    Attributes:
+        is_full: The limit is reached: nothing more will come out.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.is_full = False
+        self._options = options
+        self._since = options.since_ns
+        self._remaining = options.limit_bytes
+        self._rest = b""
+        self._at_line_start = True
+        self._going_on: _Entry | None = None
+
+    def feed(self, block: bytes) -> bytes:
+        """Take the next block of the file and return what comes out of it."""
+        lines = (self._rest + block).split(b"\n")
+        self._rest = lines.pop()
+        found = [self._entry(line) for line in lines]
+        if len(self._rest) > LONGEST_ENTRY_BYTES:
+            found.append(self._piece())
+        return self._limited(b"".join(found))
+
+    def finish(self) -> bytes:
+        """Return what is left at the end of the file: an entry whose writer died before its newline."""
+        return self._limited(self._piece())
+
+    def _entry(self, line: bytes) -> bytes:
+        """The output of a complete entry (without its newline)."""
+        entry = self._going_on or self._parsed(line)
+        start = 0 if self._going_on else entry.text_at if entry else 0
+        self._going_on = None
+        if entry is None or not entry.is_wanted:
+            return b""
+        text = line[start:] if entry.is_partial else line[start:] + b"\n"
+        return self._put(entry.stamp, text)
+
+    def _piece(self) -> bytes:
+        """The output of the rest so far, as the beginning (or one more part) of an entry."""
+        line, self._rest = self._rest, b""
+        entry = self._going_on or self._parsed(line)
+        start = 0 if self._going_on else entry.text_at if entry else 0
+        self._going_on = entry
+        if entry is None or not entry.is_wanted or not line[start:]:
+            return b""
+        return self._put(entry.stamp, line[start:])
+
+    def _put(self, stamp: bytes, text: bytes) -> bytes:
+        head = stamp + b" " if self._options.timestamps and self._at_line_start else b""
+        self._at_line_start = text.endswith(b"\n") if text else self._at_line_start and not head
+        return head + text
+
+    def _parsed(self, line: bytes) -> _Entry | None:
+        """The entry, or None for what is no CRI log (a torn write of a node that died): it is left out."""
+        match = _HEADER.match(line)
+        if match is None:
+            return None
+        second, fraction, zone, stream, tag = match.groups()
+        fraction = (fraction or b"").ljust(9, b"0")
+        is_wanted = self._options.stream in (None, stream.decode())
+        if is_wanted and self._since is not None:
+            try:
+                is_wanted = _nanoseconds(second, fraction, zone) >= self._since
+            except ValueError:
+                return None
+        return _Entry(is_wanted, tag.split(b":")[0] == b"P", second + b"." + fraction + zone, match.end())
+
+    def _limited(self, found: bytes) -> bytes:
+        if self._remaining is None:
+            return found
+        found = found[: self._remaining]
+        self._remaining -= len(found)
+        self.is_full = self._remaining <= 0
+        return found
+
+
+def _nanoseconds(second: bytes, fraction: bytes, zone: bytes) -> int:
+    at = datetime.fromisoformat((second + (b"+00:00" if zone == b"Z" else zone)).decode())
+    return int(at.timestamp()) * _SECOND_NS + int(fraction)
+
+
+def tail_start(read: Callable[[int, int], bytes], *, size: int, entries: int, block_bytes: int = 1 << 16) -> int:
+    """Where the last entries of a file begin, found from its end backwards.
+
+    An unfinished entry at the end (no newline yet) does not count as one.
+
+    Args:
+        read: Returns up to ``(count, offset)`` bytes of the file.
+        size: How long the file is.
+        entries: How many complete entries to keep; 0 for none.
+        block_bytes: How much to read at a time.
+    """
+    missing = entries + 1  # the newline before the first entry that is wanted
+    end = size
+    while end > 0:
+        begin = max(0, end - block_bytes)
+        block = read(end - begin, begin)
+        found = block.count(b"\n")
+        if found >= missing:
+            at = len(block)
+            for _ in range(missing):
+                at = block.rfind(b"\n", 0, at)
+            return begin + at + 1
+        missing -= found
+        end = begin
+    return 0

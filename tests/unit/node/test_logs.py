@@ -1,0 +1,293 @@
+"""Which run's log is shown, and how it is read and followed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpk import errors
+from hpk.node import cri, logquery, logs
+from tests.fakes import pods as fakes
+
+WAITING = {"waiting": {"reason": "CrashLoopBackOff"}}
+
+
+def line(text: str, *, tag: str = "F") -> bytes:
+    """An entry of a log file."""
+    return f"2026-01-01T00:00:00.000000000Z stdout {tag} {text}\n".encode()
+
+
+def query(*, follow: bool = False, tail: int | None = None, **options: Any) -> logquery.Query:
+    """A decoded query."""
+    return logquery.Query(follow=follow, previous=False, tail_entries=tail, options=cri.Options(**options))
+
+
+async def everything(path: Path, wanted: logquery.Query) -> bytes:
+    """The whole answer, without following."""
+    return b"".join([block async for block in logs.stream(str(path), wanted)])
+
+
+@pytest.mark.parametrize(
+    ("pod", "previous", "counts"),
+    [
+        (fakes.pod(state=fakes.RUNNING, restartCount=2), False, (2,)),
+        (fakes.pod(state=fakes.ENDED, restartCount=2), False, (2,)),
+        (fakes.pod(state=WAITING, restartCount=2, lastState=fakes.ENDED), False, (2, 1)),
+        (fakes.pod(state=fakes.RUNNING, restartCount=2, lastState=fakes.ENDED), True, (1,)),
+        (fakes.pod(state=fakes.ENDED, restartCount=2, lastState=fakes.ENDED), True, (1,)),
+        (fakes.pod(state=WAITING, restartCount=2, lastState=fakes.ENDED), True, (2, 1)),
+    ],
+)
+def test_choose(pod: dict[str, Any], previous: bool, counts: tuple[int, ...]) -> None:  # noqa: FBT001 - a parameter
+    """The current run, or the last that ended; while a container waits for its restart they are the same."""
+    assert logs.choose(pod, "c", previous=previous).counts == counts
+
+
+@pytest.mark.parametrize(
+    ("pod", "previous", "text"),
+    [
+        (
+            fakes.pod(state={"waiting": {"reason": "ContainerCreating"}}),
+            False,
+            'container "c" in pod "p" is waiting to start: ContainerCreating',
+        ),
+        (
+            fakes.pod(state={"waiting": {"reason": "ErrImagePull"}}),
+            False,
+            'container "c" in pod "p" is waiting to start: image can\'t be pulled',
+        ),
+        (
+            fakes.pod(state={"waiting": {"reason": "ImagePullBackOff"}}),
+            False,
+            'container "c" in pod "p" is waiting to start: trying and failing to pull image',
+        ),
+        (fakes.pod(state={}), False, 'container "c" in pod "p" is waiting to start - no logs yet'),
+        (fakes.pod(state=fakes.RUNNING), True, 'previous terminated container "c" in pod "p" not found'),
+        ({"metadata": {"name": "p"}}, False, 'container "c" in pod "p" is not available'),
+    ],
+)
+def test_refusals_are_the_kubelets(pod: dict[str, Any], previous: bool, text: str) -> None:  # noqa: FBT001 - a parameter
+    """Users and tests know these texts."""
+    with pytest.raises(errors.Rejected) as caught:
+        logs.choose(pod, "c", previous=previous)
+    assert str(caught.value) == text
+
+
+def test_a_container_that_never_ran_is_refused_unless_there_is_a_log() -> None:
+    """A queued job that was cancelled leaves a terminated status without a container id."""
+    run = logs.choose(fakes.pod(state={"terminated": {"exitCode": 137}}), "c", previous=False)
+    assert run == logs.Run((0,), 'container "c" in pod "p" is terminated')
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"), [(None, "a\nb\nno end"), (0, ""), (1, "no end"), (2, "b\nno end"), (9, "a\nb\nno end")]
+)
+async def test_reads_a_log(tmp_path: Path, tail: int | None, expected: str) -> None:
+    """The whole log or its last entries, with a last line that the program did not end."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("a") + line("b") + line("no end", tag="P"))
+    assert (await everything(path, query(tail=tail))).decode() == expected
+
+
+async def test_limit_cuts_mid_line(tmp_path: Path) -> None:
+    """No byte more than asked for, also where a stamp is cut, and also for one who follows."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("abcdef") * 3)
+    assert await everything(path, query(limit_bytes=9)) == b"abcdef\nab"
+    assert await everything(path, query(limit_bytes=4, timestamps=True)) == b"2026"
+    pods = fakes.FakePods()
+    pods.put(fakes.pod(state=fakes.RUNNING))
+    follower = logs.Follower(pods, fakes.pod(state=fakes.RUNNING), "c", count=0)
+    blocks = [block async for block in logs.stream(str(path), query(limit_bytes=9), follower=follower)]
+    assert b"".join(blocks) == b"abcdef\nab"
+
+
+async def test_an_entry_whose_writer_died_is_shown(tmp_path: Path) -> None:
+    """The last words of a node that crashed, without their newline, are not lost."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("a") + line("last words")[:-3])
+    assert await everything(path, query()) == b"a\nlast wor"
+    assert await everything(path, query(tail=1)) == b"a\nlast wor"
+    assert await everything(path, query(tail=0)) == b""
+
+
+async def test_no_file_is_an_empty_log(tmp_path: Path) -> None:
+    """A container that is just starting has no file yet."""
+    assert await everything(tmp_path / "0.log", query(tail=3)) == b""
+
+
+async def test_a_log_that_grows_while_it_is_read_ends(tmp_path: Path) -> None:
+    """Without follow, what is written after the start is left out: a fast writer cannot hold the reader."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("x" * 1000) * 300)
+    out = b""
+    async with contextlib.aclosing(logs.stream(str(path), query())) as blocks:
+        async for block in blocks:
+            out += block
+            with path.open("ab") as file:
+                file.write(line("late"))
+    assert out == (b"x" * 1000 + b"\n") * 300
+
+
+class Following:
+    """A reader that follows the log of container c, and what it got so far."""
+
+    def __init__(self, path: Path, wanted: logquery.Query | None = None) -> None:
+        self.pods = fakes.FakePods()
+        self.pods.put(fakes.pod(state=fakes.RUNNING))
+        self.got = b""
+        self._news = asyncio.Event()
+        follower = logs.Follower(self.pods, fakes.pod(state=fakes.RUNNING), "c", count=0)
+        self._stream = logs.stream(str(path), wanted or query(follow=True), follower=follower)
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for block in self._stream:
+            self.got += block
+            self._news.set()
+
+    async def until(self, expected: bytes) -> None:
+        """Wait until exactly this was read."""
+        while self.got != expected:
+            assert expected.startswith(self.got)
+            self._news.clear()
+            await self._news.wait()
+
+    async def idle(self) -> None:
+        """Wait until the reader has read all that there is."""
+        self.pods.waiting.clear()
+        await self.pods.waiting.wait()
+
+
+async def test_follow_waits_for_the_file_and_for_more(tmp_path: Path) -> None:
+    """From before the first byte to the last: everything once, in order, then the end."""
+    path = tmp_path / "0.log"
+    reader = Following(path)
+    await reader.idle()
+    path.write_bytes(line("one"))
+    await reader.until(b"one\n")
+    await reader.idle()
+    with path.open("ab", buffering=0) as file:
+        file.write(line("two")[:20])
+        await reader.idle()
+        assert reader.got == b"one\n"
+        file.write(line("two")[20:] + line("end", tag="P"))
+    reader.pods.put(fakes.pod(state=fakes.ENDED))
+    await reader.task
+    assert reader.got == b"one\ntwo\nend"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        fakes.pod(state=fakes.ENDED),
+        fakes.pod(state=WAITING, lastState=fakes.ENDED),
+        fakes.pod(state=fakes.RUNNING, restartCount=1, lastState=fakes.ENDED),
+        fakes.pod(state=fakes.RUNNING, uid="another"),
+        fakes.pod(state=fakes.RUNNING, phase="Failed"),
+        None,
+    ],
+)
+async def test_follow_ends_with_the_run(tmp_path: Path, after: dict[str, Any] | None) -> None:
+    """An end, a restart, a new pod of the same name, a lost node, a deletion: each ends the log, at its last byte."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("one"))
+    reader = Following(path)
+    await reader.until(b"one\n")
+    await reader.idle()
+    with path.open("ab") as file:
+        file.write(line("two"))
+    if after is None:
+        reader.pods.remove("a", "p")
+    else:
+        reader.pods.put(after)
+    await reader.task
+    assert reader.got == b"one\ntwo\n"
+
+
+async def test_follow_reads_on_if_the_run_ends_during_a_read(tmp_path: Path) -> None:
+    """Bytes that came between our last look and the end are not lost, and the end is not missed."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("one"))
+    pods = fakes.FakePods()
+    running = fakes.pod(state=fakes.RUNNING)
+    pods.put(running)
+    reads = 0
+
+    async def offload(function: Any, *arguments: Any) -> Any:
+        nonlocal reads
+        found = function(*arguments)
+        reads += 1
+        if found == b"":  # the reader is at the end of the file: now everything happens at once
+            with path.open("ab") as file:
+                file.write(line("two"))
+            pods.put(fakes.pod(state=fakes.ENDED))
+        return found
+
+    follower = logs.Follower(pods, running, "c", count=0)
+    got = b""
+    async for block in logs.stream(str(path), query(follow=True), follower=follower, offload=offload):
+        got += block
+        if got == b"one\ntwo\n":
+            path = tmp_path / "unused"  # only the first end is staged
+    assert got == b"one\ntwo\n"
+
+
+async def test_follow_with_a_tail_starts_there(tmp_path: Path) -> None:
+    """The last lines, then all that comes."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("one") + line("two"))
+    reader = Following(path, query(follow=True, tail=1))
+    await reader.until(b"two\n")
+    with path.open("ab") as file:
+        file.write(line("three"))
+    await reader.until(b"two\nthree\n")
+    reader.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader.task
+
+
+async def test_follow_survives_a_file_system_that_fails_for_a_while(tmp_path: Path) -> None:
+    """A stale handle or an I/O error is no end of the log."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("one"))
+    pods = fakes.FakePods()
+    running = fakes.pod(state=fakes.RUNNING)
+    pods.put(running)
+    failures = [OSError(116, "Stale file handle"), OSError(5, "Input/output error")]
+
+    async def offload(function: Any, *arguments: Any) -> Any:
+        if failures:
+            pods.put(running)
+            raise failures.pop()
+        pods.put(fakes.pod(state=fakes.ENDED))
+        return function(*arguments)
+
+    follower = logs.Follower(pods, running, "c", count=0)
+    blocks = [b async for b in logs.stream(str(path), query(follow=True), follower=follower, offload=offload)]
+    assert b"".join(blocks) == b"one\n"
+
+
+def held_files() -> list[Path]:
+    """What this process has open."""
+    held = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            held.append(descriptor.readlink())
+    return held
+
+
+async def test_a_reader_holds_no_descriptor_while_it_waits(tmp_path: Path) -> None:
+    """A hundred forgotten kubectl logs -f cost no files."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("one"))
+    reader = Following(path)
+    await reader.idle()
+    assert path not in held_files()
+    reader.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader.task

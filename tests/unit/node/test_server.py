@@ -1,0 +1,323 @@
+"""The kubelet's API over real TLS on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from hpk import jobdir
+from hpk.node import auth, logs, server
+from tests.fakes import kube
+from tests.fakes import pods as fakes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+LINES = b"".join(b"2026-01-01T00:00:0%d.000000000Z stdout F line %d\n" % (n, n) for n in range(5))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def write(self, path: Path) -> Path:
+        """Write both into one PEM file."""
+        private = self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        path.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM) + private)
+        return path
+
+
+def issue(name: str, *groups: str, issuer: Pair | None = None) -> Pair:
+    """A certificate of this CN and these Os; of its own authority without an issuer."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    attributes = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+    subject = x509.Name([*attributes, x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(tz=dt.UTC)
+    usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.certificate.subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+    )
+    if issuer is not None:
+        builder = builder.add_extension(usages, critical=False)
+    return Pair(builder.sign((issuer.key if issuer else key), hashes.SHA256()), key)
+
+
+class World:
+    """A server, the API server that it asks, its pods, and clients."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.pods = fakes.FakePods()
+        self.state = jobdir.State(str(root / "state"))
+        self.ca = issue("ca")
+        self.kube = kube.FakeKube()
+        self.kube.reactions[auth.ACCESS_REVIEWS] = lambda body: {
+            "status": {"allowed": body["spec"]["user"] in ("apiserver", "sa")}
+        }
+        self.kube.reactions[auth.TOKEN_REVIEWS] = lambda body: {
+            "status": {"authenticated": body["spec"]["token"] == "good", "user": {"username": "sa"}}
+        }
+        ca = self.ca.write(root / "ca.pem")
+        serving = issue("hpk", issuer=self.ca).write(root / "serving.pem")
+        self.server = server.KubeletServer(
+            self.pods,
+            state=self.state,
+            authenticator=auth.Authenticator(self.kube),
+            authorizer=auth.Authorizer(self.kube, "hpk"),
+            context=server.tls(certificate=serving, key=serving, client_ca=ca),
+            host="127.0.0.1",
+            port=0,
+            configuration={"port": 10250},
+        )
+        self.sessions: list[aiohttp.ClientSession] = []
+
+    def client(self, pair: Pair | None, **headers: str) -> aiohttp.ClientSession:
+        """A client with this certificate, or none."""
+        context = ssl.create_default_context(cafile=str(self.root / "ca.pem"))
+        context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+        if pair is not None:
+            file = pair.write(self.root / f"client{len(self.sessions)}.pem")
+            context.load_cert_chain(file)
+        session = aiohttp.ClientSession(
+            f"https://127.0.0.1:{self.server.port}",
+            connector=aiohttp.TCPConnector(ssl=context),
+            headers=headers,
+        )
+        self.sessions.append(session)
+        return session
+
+    def apiserver(self) -> aiohttp.ClientSession:
+        """A client that may do everything."""
+        return self.client(issue("apiserver", "system:masters", issuer=self.ca))
+
+    def log(self, uid: str = "u1", count: int = 0, container: str = "c") -> Path:
+        """The path of a log whose directory exists."""
+        path = self.root / "state" / "pods" / uid / "logs" / container / f"{count}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert str(path) == self.state.pod(uid).log(container, count)
+        return path
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A server that listens, with one running pod whose log has five lines."""
+    made = World(tmp_path)
+    made.pods.put(fakes.pod(state=fakes.RUNNING))
+    made.log().write_bytes(LINES)
+    async with made.server:
+        yield made
+        for session in made.sessions:
+            await session.close()
+
+
+async def answer(session: aiohttp.ClientSession, path: str, method: str = "GET", **query: str) -> tuple[int, str]:
+    """Status and text."""
+    async with session.request(method, path, params=query) as response:
+        return response.status, await response.text()
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/pods", "/containerLogs/a/p/c", "/metrics", "/nosuch", "/"])
+async def test_every_path_asks_who_you_are_and_whether_you_may(world: World, path: str) -> None:
+    """Nobody gets 401 and a stranger 403, also where there is nothing."""
+    assert await answer(world.client(None), path) == (401, "Unauthorized")
+    status, text = await answer(world.client(issue("stranger", issuer=world.ca)), path)
+    assert status == 403
+    assert text.startswith("Forbidden (user=stranger, verb=get, resource=nodes, subresource(s)=[")
+
+
+async def test_a_certificate_of_another_authority_is_not_even_heard(world: World) -> None:
+    """A CN that anybody can write into a certificate of their own proves nothing."""
+    forged = issue("apiserver", "system:masters", issuer=issue("ca"))
+    with pytest.raises(aiohttp.ClientError):
+        await answer(world.client(forged), "/healthz")
+    assert world.kube.calls == []
+
+
+async def test_tokens(world: World) -> None:
+    """A good bearer token is a user; a bad one is nobody."""
+    assert await answer(world.client(None, Authorization="Bearer good"), "/healthz") == (200, "ok")
+    assert await answer(world.client(None, Authorization="Bearer bad"), "/healthz") == (401, "Unauthorized")
+
+
+async def test_only_http_1_1_is_spoken(world: World) -> None:
+    """Upgrades need HTTP/1.1, so nothing newer is negotiated."""
+    context = ssl.create_default_context(cafile=str(world.root / "ca.pem"))
+    context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    _, writer = await asyncio.open_connection("127.0.0.1", world.server.port, ssl=context)
+    assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_plain_answers(world: World) -> None:
+    """Pods, running pods, configuration, metrics; and 404 for what is not there."""
+    world.pods.put(fakes.pod(state=fakes.ENDED, name="q", uid="u2", phase="Succeeded"))
+    client = world.apiserver()
+    async with client.get("/pods") as response:
+        listed = await response.json()
+        assert response.content_type == "application/json"
+    assert (listed["kind"], [item["metadata"]["name"] for item in listed["items"]]) == ("PodList", ["p", "q"])
+    async with client.get("/runningpods/") as response:
+        assert [item["metadata"]["name"] for item in (await response.json())["items"]] == ["p"]
+    assert await answer(client, "/configz") == (200, '{"kubeletconfig":{"port":10250}}')
+    status, text = await answer(client, "/metrics")
+    assert status == 200
+    assert 'hpk_pods{phase="Running"} 1.0' in text
+    assert "process_resident_memory_bytes" in text
+    assert await answer(client, "/nosuch") == (404, "404: Page Not Found")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "HEAD"])
+async def test_logs_are_read_only(world: World, method: str) -> None:
+    """Any other method is 405 and told which is allowed."""
+    async with world.apiserver().request(method, "/containerLogs/a/p/c") as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "GET"
+
+
+@pytest.mark.parametrize("path", ["/exec/a/p/c", "/exec/a/p/u1/c", "/attach/a/p/c", "/run/a/p/c", "/portForward/a/p"])
+async def test_streams_are_refused_by_name(world: World, path: str) -> None:
+    """What is not there yet says so."""
+    status, text = await answer(world.apiserver(), path, "POST")
+    assert status == 501
+    assert text.endswith("is not supported yet")
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "text"),
+    [
+        ("a/p/c", {}, 200, "line 0\nline 1\nline 2\nline 3\nline 4\n"),
+        ("a/p/c", {"tailLines": "2"}, 200, "line 3\nline 4\n"),
+        ("a/p/c", {"tailLines": "0"}, 200, ""),
+        ("a/p/c", {"limitBytes": "9"}, 200, "line 0\nli"),
+        ("a/p/c", {"timestamps": "true", "tailLines": "1"}, 200, "2026-01-01T00:00:04.000000000Z line 4\n"),
+        ("a/p/c", {"sinceTime": "2026-01-01T00:00:03Z"}, 200, "line 3\nline 4\n"),
+        ("a/p/c", {"sinceTime": "2026-01-01T00:00:03Z", "tailLines": "4", "limitBytes": "3"}, 200, "lin"),
+        ("a/p/c", {"sinceSeconds": "1"}, 200, ""),
+        ("a/p/c", {"stream": "Stderr"}, 200, ""),
+        ("a/p/c", {"stream": "Stdout", "limitBytes": "6"}, 200, "line 0"),
+        ("a/p/c", {"tailLines": "x"}, 400, None),
+        ("a/p/c", {"limitBytes": "0"}, 422, None),
+        ("a/p/c", {"previous": "true"}, 400, 'previous terminated container "c" in pod "p" not found'),
+        ("a/nosuch/c", {}, 404, 'pod "nosuch" does not exist'),
+        ("a/p/nosuch", {}, 404, 'container "nosuch" not found in pod "p"'),
+        ("a/p/i", {}, 400, 'container "i" in pod "p" is not available'),
+    ],
+)
+async def test_container_logs(world: World, path: str, query: dict[str, str], status: int, text: str | None) -> None:
+    """Every parameter does what it says, and every refusal is the kubelet's."""
+    got = await answer(world.apiserver(), f"/containerLogs/{path}", **query)
+    assert got[0] == status
+    assert text is None or got[1] == text
+
+
+async def test_previous_run(world: World) -> None:
+    """Previous shows the run before; a container waiting for its restart shows its last run either way."""
+    world.log(count=1).write_bytes(b"2026-01-01T00:01:00.000000000Z stderr F again\n")
+    client = world.apiserver()
+    world.pods.put(fakes.pod(state=fakes.RUNNING, restartCount=1, lastState=fakes.ENDED))
+    assert await answer(client, "/containerLogs/a/p/c") == (200, "again\n")
+    assert (await answer(client, "/containerLogs/a/p/c", previous="true"))[1].startswith("line 0\n")
+    world.pods.put(fakes.pod(state={"waiting": {"reason": "CrashLoopBackOff"}}, restartCount=1, lastState=fakes.ENDED))
+    assert await answer(client, "/containerLogs/a/p/c") == (200, "again\n")
+    assert await answer(client, "/containerLogs/a/p/c", previous="true") == (200, "again\n")
+
+
+async def test_never_ran(world: World) -> None:
+    """A pod that was cancelled in the queue has no log, and says so."""
+    world.pods.put(fakes.pod(state={"terminated": {"exitCode": 137}}, uid="u9", phase="Failed"))
+    assert await answer(world.apiserver(), "/containerLogs/a/p/c") == (400, 'container "c" in pod "p" is terminated')
+
+
+async def test_follow_sends_headers_at_once_then_bytes_then_the_end(world: World) -> None:
+    """Kubectl logs -f of a silent container has its answer at once, each line when it comes, and the end."""
+    world.log().unlink()
+    async with world.apiserver().get("/containerLogs/a/p/c", params={"follow": "true"}) as response:
+        assert response.status == 200
+        world.log().write_bytes(LINES[: len(LINES) // 5])
+        assert await response.content.readline() == b"line 0\n"
+        world.log().write_bytes(LINES)
+        world.pods.put(fakes.pod(state=fakes.ENDED))
+        assert (await response.content.read()).splitlines()[-1] == b"line 4"
+
+
+async def test_a_client_that_goes_away_frees_its_request(world: World) -> None:
+    """No task is left behind by kubectl logs -f and Ctrl-C."""
+    before = asyncio.all_tasks()
+    session = world.apiserver()
+    response = await session.get("/containerLogs/a/p/c", params={"follow": "true"})
+    await world.pods.waiting.wait()
+    serving = asyncio.all_tasks() - before
+    assert serving
+    response.close()
+    await asyncio.wait(serving)
+
+
+async def test_a_slow_client_costs_bounded_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not read stops the reading of the file, and still gets all of it later."""
+    world.log().write_bytes((b"2026-01-01T00:00:00.000000000Z stdout F " + b"x" * 4000 + b"\n") * 8192)
+    read = 0
+    stuck = asyncio.Event()
+    original_read, original_write = logs._read, web.StreamResponse.write
+
+    def counting(path: str, offset: int, end: int | None) -> bytes:
+        nonlocal read
+        block = original_read(path, offset, end)
+        read += len(block)
+        return block
+
+    async def noticing(self: web.StreamResponse, data: bytes) -> None:
+        write = asyncio.ensure_future(original_write(self, data))
+        if not (await asyncio.wait({write}, timeout=0.3))[0]:
+            stuck.set()
+        await write
+
+    monkeypatch.setattr(logs, "_read", counting)
+    monkeypatch.setattr(web.StreamResponse, "write", noticing)
+    async with world.apiserver().get("/containerLogs/a/p/c") as response:
+        await stuck.wait()
+        assert read < 16 << 20  # of 32 MiB: what the kernel's socket buffers took
+        assert len(await response.content.read()) == 4001 * 8192
+
+
+async def test_stopping_cuts_those_who_follow(tmp_path: Path) -> None:
+    """The kubelet's end does not wait for logs that never end."""
+    world = World(tmp_path)
+    world.pods.put(fakes.pod(state=fakes.RUNNING))
+    async with world.server:
+        response = await world.apiserver().get("/containerLogs/a/p/c", params={"follow": "true"})
+        await world.pods.waiting.wait()
+        stopped = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - stopped < server.GOODBYE_SECONDS
+    with pytest.raises(aiohttp.ClientError):
+        await response.content.read()
+    response.close()
+    for session in world.sessions:
+        await session.close()
