@@ -24,12 +24,12 @@ LOG = structlog.get_logger(__name__)
 class Line(Protocol):
     """The kubelet's end of the link, as far as a pod's path uses it."""
 
-    async def terminate(self, uid: str, *, grace_seconds: float, reason: str, message: str) -> bool:
+    def terminate(self, uid: str, *, grace_seconds: float, reason: str = ..., message: str = ...) -> bool:
         """Ask the agent to end its pod; False if it is not on the line."""
 
 
 class Agents:
-    """Reports by pod UID.  The link's callbacks are `took_report`, `connected` and `disconnected`."""
+    """Reports by pod UID.  The link's callbacks are `took_report`, `connected` and `disconnected`; none of them waits."""
 
     def __init__(self, state: jobdir.State, *, on_change: Callable[[str], None]) -> None:
         self._state, self._on_change = state, on_change
@@ -37,17 +37,17 @@ class Agents:
         self._lines: set[str] = set()
         self.line: Line | None = None
 
-    def took_report(self, uid: str, report: records.Report) -> None:
+    async def took_report(self, uid: str, report: records.Report) -> None:
         """A report came over the stream; an older one than the newest known is dropped, for it says less."""
         if self._keep(uid, report):
             self._on_change(uid)
 
-    def connected(self, uid: str) -> None:
+    async def connected(self, uid: str) -> None:
         """An agent dialled."""
         self._lines.add(uid)
         self._on_change(uid)
 
-    def disconnected(self, uid: str) -> None:
+    async def disconnected(self, uid: str) -> None:
         """An agent's stream ended."""
         self._lines.discard(uid)
         self._on_change(uid)
@@ -72,11 +72,11 @@ class Agents:
             self._keep(uid, report)
         return self._reports.get(uid)
 
-    async def terminate(self, uid: str, *, grace_seconds: float, reason: str, message: str) -> bool:
+    def terminate(self, uid: str, *, grace_seconds: float) -> bool:
         """Ask the agent to end its pod within the grace; False if it is not on the line."""
         if self.line is None or uid not in self._lines:
             return False
-        return await self.line.terminate(uid, grace_seconds=grace_seconds, reason=reason, message=message)
+        return self.line.terminate(uid, grace_seconds=grace_seconds)
 
     def forget(self, uid: str) -> None:
         """Drop what is known of a pod that is done with."""

@@ -48,12 +48,9 @@ class Site:
     api_host: str
     api_port: int
     images: Path
-    endpoint_directory: Path
-    scratch: str
     prelude: str
     settings_flags: Mapping[str, str | None]
     network: str
-    home: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,7 +203,7 @@ class Worker:
         now = time.monotonic()
         if self._asked_to_end is None or grace < self._asked_to_end[0]:
             self._asked_to_end = (grace, now + grace + END_MARGIN_SECONDS)
-            is_asked = await self._s.agents.terminate(self.uid, grace_seconds=grace, reason="Deleted", message="")
+            is_asked = self._s.agents.terminate(self.uid, grace_seconds=grace)
             if not is_asked:
                 await self._release()
         elif now >= self._asked_to_end[1]:

@@ -1,0 +1,296 @@
+"""The one composition root: settings → services → one TaskGroup.
+
+Read it as the list of everything that runs in the control plane's job.  The API server starts first and stops
+last, so that the kubelet's last word is still heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from hpk import errors, jobdir, kubeconfig
+from hpk.aio import forever, signals
+from hpk.controlplane import plane
+from hpk.images import store
+from hpk.kube import client, informer, quantity
+from hpk.link import server as link_server
+from hpk.network import sandbox
+from hpk.node import auth, host, lease, node
+from hpk.node import server as node_server
+from hpk.pods import admit, agents, bind, events, prepare, report, source, submit, translate, watch, worker
+from hpk.slurm import client as slurm_client
+from hpk.slurm import flags, poller
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpk import config, pki, records
+    from hpk.slurm import model as slurm_model
+
+LOG = structlog.get_logger(__name__)
+
+SUBMISSIONS_AT_ONCE = 8
+"""Pods prepared and submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
+CAPACITY_SECONDS = 300.0
+"""Pause between questions for the cluster's nodes; they change seldom."""
+AGENT_CERTIFICATE_DAYS = 365
+"""A pod may run for long, and its certificate is good for nothing but its own link."""
+LINK_SERVER_NAME = "hpk-kubelet"
+LISTEN = "0.0.0.0"  # noqa: S104 - the API server, agents and users come from other nodes; all of it is mutual TLS
+RETRY_SECONDS = 2.0
+
+
+async def serve(settings: config.Settings) -> None:
+    """Run the control plane and the kubelet until SIGTERM, SIGINT or SIGHUP.
+
+    Raises:
+        errors.Fatal: Something that must run cannot; the text says what to do.
+    """
+    with signals.caught() as stop:
+        async with plane.prepared(settings) as control_plane, asyncio.TaskGroup() as outer:
+            running = outer.create_task(forever.forever("control plane", control_plane.run()), name="control plane")
+            await _first(stop.wait(), control_plane.serving.wait())
+            if stop.number is None:
+                async with AsyncExitStack() as stack, asyncio.TaskGroup() as inner:
+                    tasks = await _start(settings, control_plane, stack=stack, group=inner)
+                    await stop.wait()
+                    for task in tasks:
+                        task.cancel()
+            LOG.info("Stopping", signal=str(stop.number))
+            running.cancel()
+
+
+async def _first(*waits: Any) -> None:
+    """Return as soon as one of these is done."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _start(
+    settings: config.Settings, control_plane: plane.ControlPlane, *, stack: AsyncExitStack, group: asyncio.TaskGroup
+) -> list[asyncio.Task[Any]]:
+    """Make all services of the kubelet, and start them."""
+    if settings.gateway is None:
+        raise errors.Fatal("Cannot reach Slurm: HPK_GATEWAY is not set; start the program by hpk.sbatch or 'hpk up'")
+    gateway = slurm_client.Gateway(settings.gateway)
+    kubelet = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
+    binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
+    site = await gateway.site(apptainer=settings.apptainer)
+    cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site))
+    await cluster.refresh()
+
+    made = Kubelet(settings, control_plane, kube=kubelet, cluster=cluster, site=site)
+    told = events.Recorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name)
+    binder = bind.Binder(binder_kube, node=settings.node_name, recorder=told)
+    port = await made.link.start()
+    stack.push_async_callback(made.link.stop)
+    made.agents.line = made.link
+    jobdir.make_directory(settings.directory.endpoint_directory)
+    jobdir.write_json(settings.directory.endpoint, {"host": control_plane.api_address, "port": port})
+    services: Mapping[str, Any] = {
+        **made.services(),
+        "cluster's capacity": cluster.run(),
+        "binder's events": told.run(),
+        "binder's watch": binder.informer.run(),
+        "binder": binder.queue.run(),
+        "user's kubeconfig": _announce(settings, control_plane, made.node),
+    }
+    return [group.create_task(forever.forever(name, service), name=name) for name, service in services.items()]
+
+
+async def _announce(settings: config.Settings, control_plane: plane.ControlPlane, nodes: node.NodeController) -> None:
+    """Once the node is there, give the user the way in."""
+    await control_plane.ready.wait()
+    await nodes.registered.wait()
+    jobdir.write_bytes(settings.directory.kubeconfig, control_plane.admin_kubeconfig)
+    await asyncio.to_thread(kubeconfig.merge, control_plane.admin_kubeconfig)
+    LOG.info("Ready: kubectl get nodes", url=control_plane.url)
+    await asyncio.get_running_loop().create_future()
+
+
+class Cluster:
+    """What the Slurm cluster has, asked now and then; the newest answer counts."""
+
+    def __init__(self, slurm: slurm_client.Slurm, facts: node.Facts) -> None:
+        self.slurm, self.facts = slurm, facts
+        self.capacity: slurm_model.Capacity | None = None
+        self.answered_at: float | None = None
+        self.started_at = time.time()
+        self.error = ""
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while True:
+            await asyncio.sleep(CAPACITY_SECONDS if self.capacity else RETRY_SECONDS)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Ask now; a Slurm that does not answer changes nothing but the error."""
+        try:
+            self.capacity = await self.slurm.capacity()
+        except errors.HpkError as error:
+            self.error = str(error)
+            LOG.warning("Cannot learn the cluster's capacity", error=self.error)
+            return
+        self.error, self.answered_at = "", time.time()
+
+    def for_pods(self) -> admit.Cluster:
+        """As pods are measured against."""
+        offered = {} if self.capacity is None else node.resources(self.facts, self.capacity)
+        return admit.Cluster(
+            name=self.facts.name,
+            allocatable={name: quantity.parse(value) for name, value in offered.items()},
+            labels=node.labels(self.facts),
+        )
+
+
+class Kubelet:
+    """Everything that makes the node a node, made once and wired here."""
+
+    def __init__(
+        self,
+        settings: config.Settings,
+        control_plane: plane.ControlPlane,
+        *,
+        kube: client.Kube,
+        cluster: Cluster,
+        site: Mapping[str, Any],
+    ) -> None:
+        state = settings.directory
+        self._cluster = cluster
+        self.pods = watch.Pods(kube, node=settings.node_name)
+        self.agents = agents.Agents(state, on_change=self.pods.mark)
+        certificate = control_plane.link.issue(LINK_SERVER_NAME, dns_names=(LINK_SERVER_NAME,), is_server=True)
+        self.link = link_server.LinkServer(
+            host=LISTEN,
+            ca=control_plane.link.certificate_pem,
+            certificate=certificate.certificate_pem,
+            key=certificate.key_pem,
+            on_report=self.agents.took_report,
+            on_connected=self.agents.connected,
+            on_disconnected=self.agents.disconnected,
+        )
+        self._recorder = events.Recorder(kube, component="kubelet", host=settings.node_name)
+        self._services = informer.Informer(kube, "/api/v1/services")
+        self._poller = poller.Poller(cluster.slurm, poll_seconds=settings.poll_seconds)
+        self._reporter = report.Reporter(kube)
+        self._store = store.ImageStore(settings.images_directory, insecure=settings.insecure_registries)
+        self.node = node.NodeController(kube, cluster.facts, self._observe)
+        self._lease = lease.LeaseController(kube, settings.node_name)
+        self._server = self._make_server(settings, control_plane, kube)
+        network = sandbox.choose(settings.network, site)
+        where = translate.Site(
+            cluster_domain=settings.cluster_domain,
+            api_host=control_plane.api_address,
+            api_port=control_plane.api_port,
+            images=settings.images_directory,
+            prelude=settings.prelude,
+            settings_flags=flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {},
+            network=network,
+        )
+        preparer = prepare.Preparer(
+            kube=kube,
+            store=self._store,
+            certificates=Certificates(control_plane.link),
+            services=lambda: list(self._services.objects.values()),
+            recorder=self._recorder,
+            site=where,
+            launcher=sandbox.Launcher(settings),
+            state=state,
+        )
+        self.pods.serve(
+            worker.Services(
+                find=self.pods.informer.objects.get,
+                cluster=cluster.for_pods,
+                preparer=preparer,
+                allocator=submit.JobPerPod(cluster.slurm, self._poller, state=state, on_change=self.pods.mark),
+                agents=self.agents,
+                reporter=self._reporter,
+                recorder=self._recorder,
+                state=state,
+                submissions=asyncio.Semaphore(SUBMISSIONS_AT_ONCE),
+            )
+        )
+
+    def services(self) -> dict[str, Any]:
+        """What must run, by the name that an error would use."""
+        return {
+            "watch of Slurm's jobs": self._poller.run(),
+            "watch of services": self._services.run(),
+            "node": self.node.run(),
+            "lease": self._lease.run(),
+            "kubelet's events": self._recorder.run(),
+            "kubelet's API": self._server.run(),
+            "pods": self.pods.run(),
+        }
+
+    def _make_server(
+        self, settings: config.Settings, control_plane: plane.ControlPlane, kube: client.Kube
+    ) -> node_server.KubeletServer:
+        layout = control_plane.layout
+        certificate, key = control_plane.kubelet_certificate.write(layout.issued, "kubelet-server")
+        control_plane.kubelet_port.bound.close()
+        return node_server.KubeletServer(
+            source.Source(self.pods, self._reporter),
+            state=settings.directory,
+            authenticator=auth.Authenticator(kube),
+            authorizer=auth.Authorizer(kube, settings.node_name),
+            context=node_server.tls(
+                certificate=certificate, key=key, client_ca=layout.authority_certificate("kubernetes")
+            ),
+            host=LISTEN,
+            port=control_plane.kubelet_port.port,
+        )
+
+    def _observe(self) -> node.Observation:
+        cluster = self._cluster
+        snapshot = self._poller.snapshot
+        answers = [at for at in (cluster.answered_at, snapshot.answered_at if snapshot else None) if at is not None]
+        ready = node.readiness(
+            now=time.time(),
+            started_at=cluster.started_at,
+            answered_at=max(answers, default=None),
+            error=str(self._poller.error or cluster.error or ""),
+        )
+        return node.Observation(capacity=cluster.capacity, readiness=ready)
+
+
+def _node_facts(settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]) -> node.Facts:
+    machine = host.read(
+        identity=control_plane.ca_pem.decode(),
+        os_image=f"Slurm {site.get('slurm_version') or 'of unknown version'}",
+    )
+    return node.Facts(
+        name=settings.node_name,
+        host=machine,
+        address=control_plane.api_address,
+        hostname=settings.node_name,
+        port=control_plane.kubelet_port.port,
+        apptainer_version=(site.get("apptainer") or {}).get("version") or "unknown",
+        max_pods=settings.max_pods,
+    )
+
+
+class Certificates:
+    """Issues what agents identify themselves with (see `prepare.Certificates`)."""
+
+    def __init__(self, authority: pki.Authority) -> None:
+        self._authority = authority
+
+    def for_agent(self, uid: str) -> records.Link:
+        """A certificate whose common name is the pod's UID."""
+        made = self._authority.issue(uid, is_client=True, days=AGENT_CERTIFICATE_DAYS)
+        return {
+            "ca": self._authority.certificate_pem.decode(),
+            "certificate": made.certificate_pem.decode(),
+            "key": made.key_pem.decode(),
+        }
