@@ -1,0 +1,344 @@
+"""One container over all its runs: start, end, restart with back-off, stop with grace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from hpk.agent import deadline, hooks, logs, messages, probes, processes, restarts, runs
+
+if TYPE_CHECKING:
+    from hpk import records
+    from hpk.agent import pod
+
+LEAST_SECONDS = 2.0
+"""Between SIGTERM and SIGKILL, however much of the grace a preStop hook used (the kubelet's minimum)."""
+LOG_SECONDS = 2.0
+"""How long a container that has ended waits for its last output to be written."""
+
+
+class Container:
+    """A container of the pod."""
+
+    def __init__(self, plan: records.ContainerPlan, *, surroundings: pod.Surroundings) -> None:
+        self.plan = plan
+        self._all = surroundings
+        self._number = 0
+        self._back_off = restarts.BackOff()
+        self._process = 0
+        self._begun: runs.Run | Exception | None = None
+        self.run: runs.Run | None = None
+        """The run whose process lives now."""
+        self.has_started = asyncio.Event()
+        """Whether what comes after it may begin: its startup probe has passed, or it has none; or it never will."""
+        self.has_launched = asyncio.Event()
+        """Whether its first run has been tried and its postStart hook is done: the next app container may start."""
+        self.is_done = asyncio.Event()
+        """Whether it will not run any more."""
+        self._wants_stop = asyncio.Event()
+        self._is_up = asyncio.Event()
+        self._is_down = asyncio.Event()
+
+    @property
+    def record(self) -> records.ContainerRecord:
+        """Its part of the report."""
+        return self._all.reporter.report["containers"][self.plan["name"]]
+
+    @property
+    def is_init(self) -> bool:
+        """Whether it must succeed once, before others start."""
+        return self.plan["kind"] == "init"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self._process != 0
+
+    def adopt(self, begun: runs.Run | Exception) -> None:
+        """Take over the first run, which began before the event loop did."""
+        self._begun = begun
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def live(self) -> bool:
+        """Run and restart until it is done; whether its last run succeeded."""
+        try:
+            while True:
+                ended = await self._run_once()
+                policy = self.plan["restart_policy"] or self._all.plan["restart_policy"]
+                again = restarts.should_restart(policy, exit_code=ended["exit_code"], is_init=self.is_init)
+                if not again or not await self._pause(ended):
+                    return ended["exit_code"] == 0
+                self._number += 1
+        finally:
+            self.has_started.set()
+            self.has_launched.set()
+            self.is_done.set()
+
+    async def _pause(self, ended: records.Terminated) -> bool:
+        """Wait as the back-off says; whether to start again."""
+        if self._wants_stop.is_set():
+            return False
+        seconds = self._back_off.pause_seconds(finished_at=ended["finished_at"])
+        if seconds:
+            name, plan = self.plan["name"], self._all.plan
+            pod_name = f"{plan['name']}_{plan['namespace']}({plan['uid']})"
+            self.record.update(
+                state="waiting",
+                reason="CrashLoopBackOff",
+                message=f"back-off {restarts.duration(seconds)} restarting failed container={name} pod={pod_name}",
+                last_terminated=ended,
+                terminated=None,
+            )
+            text = f"Back-off restarting failed container {name} in pod {pod_name}"
+            self._all.reporter.event("Warning", "BackOff", text, container=name)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, ended["finished_at"] + seconds - time.time())):
+                    await self._wants_stop.wait()
+        if self._wants_stop.is_set():
+            self.record.update(state="terminated", reason="", message="", terminated=ended)
+            self._all.reporter.changed()
+            return False
+        self._back_off.restarted(at=time.time())
+        return True
+
+    async def _run_once(self) -> records.Terminated:
+        """One run, from crun to the last byte of its log."""
+        begun: runs.Run | Exception
+        begun, self._begun = self._begun or begin(self._all, self.plan, self._number), None
+        if isinstance(begun, Exception):
+            return self._failed(str(begun))
+        file = self._log(begun)
+        capture = logs.Capture(begun.outputs, file=file, writer=self._all.writer)
+        try:
+            status = await self._all.reaper.wait(begun.starter, since=begun.begun)
+            if status != 0:
+                await capture.finish(timeout_seconds=LOG_SECONDS)
+                return self._failed(_runtime_message(begun))
+            return await self._attend(begun, capture)
+        finally:
+            self._all.retire(begun)
+
+    async def _attend(self, run: runs.Run, capture: logs.Capture) -> records.Terminated:
+        """From the start of the process to its end."""
+        with open(run.pid_file, encoding="ascii") as file:
+            self._process = int(file.read())
+            started_at = os.fstat(file.fileno()).st_mtime
+        self.run = run
+        end = self._all.reaper.wait(self._process, since=run.begun)
+        self._is_down.clear()
+        self._is_up.set()
+        self._now_running(run, started_at)
+        companion = asyncio.create_task(self._accompany(), name=f"probes of {self.plan['name']}")
+        try:
+            status = await end
+        finally:
+            self._process = 0
+            self.run = None
+            self._is_up.clear()
+            self._is_down.set()
+            companion.cancel()
+            await asyncio.gather(companion, return_exceptions=True)
+        finished_at = time.time()
+        await capture.finish(timeout_seconds=LOG_SECONDS)
+        return self._ended(run, status, started_at=started_at, finished_at=finished_at)
+
+    async def _accompany(self) -> None:
+        """What happens beside the process: the postStart hook, then the probes."""
+        lifecycle = self.plan.get("lifecycle") or {}
+        if hook := lifecycle.get("postStart"):
+            failure = await hooks.run(self._all, self, hook)
+            if failure:
+                name = self.plan["name"]
+                self._all.reporter.event("Warning", "FailedPostStartHook", "PostStartHook failed", container=name)
+                print(f"container {name}: {failure}", flush=True)  # noqa: T201 - the job's output is the log
+                await self.restart("FailedPostStartHook")
+                return
+        self.has_launched.set()
+        await probes.watch(self._all, self)
+
+    # -- what probes find ---------------------------------------------------------------------------------------
+
+    def set_started(self) -> None:
+        """The startup probe has passed, or there is none."""
+        self.record["started"] = True
+        self.has_started.set()
+        self._all.reporter.changed()
+
+    def set_ready(self, is_ready: bool) -> None:  # noqa: FBT001 - a setter
+        """The readiness probe's word."""
+        if self.record["ready"] != is_ready and self.is_running:
+            self.record["ready"] = is_ready
+            self._all.reporter.changed()
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether a killed process would be followed by another."""
+        policy = self.plan["restart_policy"] or self._all.plan["restart_policy"]
+        return restarts.should_restart(policy, exit_code=137, is_init=self.is_init)
+
+    async def restart(self, why: str, *, grace_seconds: float | None = None) -> None:
+        """Kill the process with grace; its restart policy says what comes then."""
+        self._all.reporter.event("Normal", "Killing", why, container=self.plan["name"])
+        limit = deadline.Deadline(self._all.plan["grace_seconds"] if grace_seconds is None else grace_seconds)
+        await self._terminate(limit, turn=None)
+
+    # -- stopping -----------------------------------------------------------------------------------------------
+
+    def do_not_restart(self) -> None:
+        """From now on an end is the end."""
+        self._wants_stop.set()
+
+    async def stop(self, limit: deadline.Deadline, *, turn: asyncio.Event | None = None) -> None:
+        """End the container for good: hook, one's turn, stop signal, and SIGKILL when the limit is over."""
+        self.do_not_restart()
+        while not self.is_done.is_set():
+            if self.is_running:
+                name = self.plan["name"]
+                self._all.reporter.event("Normal", "Killing", f"Stopping container {name}", container=name)
+                await self._terminate(limit, turn=turn)
+                await self.is_done.wait()
+            elif not await limit.allows(self._is_running_or_done()):
+                await self._is_running_or_done()  # starting takes moments; then it is killed
+
+    async def _is_running_or_done(self) -> None:
+        tasks = [asyncio.create_task(event.wait()) for event in (self._is_up, self.is_done)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _terminate(self, limit: deadline.Deadline, *, turn: asyncio.Event | None) -> None:
+        hook = (self.plan.get("lifecycle") or {}).get("preStop")
+        if hook and limit.left_seconds > 0:
+            await limit.allows(self._pre_stop(hook))
+        if turn is not None:
+            await limit.allows(turn.wait())
+        self._signal(signal_number(self.plan["stop_signal"]))
+        least = LEAST_SECONDS if hook or turn else 0.0
+        if not await limit.allows(self._is_down.wait(), least_seconds=least):
+            self._signal(9)
+            await self._is_down.wait()
+
+    async def _pre_stop(self, hook: dict[str, object]) -> None:
+        if failure := await hooks.run(self._all, self, hook):
+            name = self.plan["name"]
+            self._all.reporter.event("Warning", "FailedPreStopHook", "PreStopHook failed", container=name)
+            print(f"container {name}: {failure}", flush=True)  # noqa: T201 - the job's output is the log
+
+    def _signal(self, number: int) -> None:
+        if self._process and self._all.reaper.is_running(self._process):
+            os.kill(self._process, number)
+
+    # -- the record ---------------------------------------------------------------------------------------------
+
+    def _log(self, run: runs.Run) -> logs.LogFile:
+        name = self.plan["name"]
+
+        def trouble(why: str) -> None:
+            self._all.reporter.event("Warning", "LogLost", why, container=name)
+
+        return logs.LogFile(self._all.box.places.pod.log(name, run.number), on_trouble=trouble)
+
+    def _now_running(self, run: runs.Run, started_at: float) -> None:
+        record, name = self.record, self.plan["name"]
+        last = record["terminated"] or record["last_terminated"]
+        has_startup = bool(self.plan.get("startup_probe"))
+        has_readiness = bool(self.plan.get("readiness_probe"))
+        record.update(
+            state="running",
+            reason="",
+            message="",
+            started_at=started_at,
+            terminated=None,
+            last_terminated=last,
+            restart_count=run.number,
+            started=not has_startup and not self.is_init,
+            ready=not has_readiness and not has_startup and not self.is_init,
+            container_id=run.id,
+        )
+        self._all.reporter.event("Normal", "Created", "Container created", container=name)
+        self._all.reporter.event("Normal", "Started", "Container started", container=name)
+        if not has_startup:
+            self.has_started.set()
+
+    def _ended(self, run: runs.Run, status: int, *, started_at: float, finished_at: float) -> records.Terminated:
+        code = processes.exit_code(status)
+        if status != 0 and (said := _runtime_message(run, default="")):
+            return self._failed(said)  # the very last step, execve, failed after crun had reported success
+        path = self._all.box.places.pod.log(self.plan["name"], run.number)
+        policy = self.plan["termination_message_policy"]
+        terminated: records.Terminated = {
+            "exit_code": code,
+            "signal": status & 0x7F,
+            "reason": "Completed" if code == 0 else "Error",
+            "message": messages.termination_message(run.message_file, policy=policy, exit_code=code, log=path),
+            "started_at": started_at,
+            "finished_at": finished_at,
+            "container_id": run.id,
+        }
+        self._terminated(terminated)
+        return terminated
+
+    def _failed(self, why: str) -> records.Terminated:
+        """It could not be started: exit code 128, as containerd and the kubelet have it."""
+        now = time.time()
+        name = self.plan["name"]
+        terminated: records.Terminated = {
+            "exit_code": 128,
+            "signal": 0,
+            "reason": "StartError",
+            "message": why,
+            "started_at": now,
+            "finished_at": now,
+            "container_id": "",
+        }
+        self._all.reporter.event("Warning", "Failed", f"Error: {why}", container=name)
+        self._terminated(terminated)
+        return terminated
+
+    def _terminated(self, terminated: records.Terminated) -> None:
+        record = self.record
+        record.update(
+            state="terminated",
+            reason="",
+            message="",
+            last_terminated=record["terminated"] or record["last_terminated"],
+            terminated=terminated,
+            restart_count=self._number,
+            started=False,
+            ready=self.is_init and terminated["exit_code"] == 0,
+        )
+        self._all.reporter.changed()
+
+
+def begin(surroundings: pod.Surroundings, plan: records.ContainerPlan, number: int) -> runs.Run | Exception:
+    """Start crun, or say why that cannot be; a container's faults are its own, not the agent's."""
+    try:
+        return runs.begin(surroundings.box, plan, number)
+    except (OSError, LookupError, ValueError, TypeError) as error:
+        return error
+
+
+def _runtime_message(run: runs.Run, *, default: str = "crun could not start the container") -> str:
+    try:
+        with open(run.runtime_log, encoding="utf-8", errors="replace") as file:
+            lines = [line.strip() for line in file if line.strip()]
+    except OSError:
+        return default
+    return lines[-1] if lines else default
+
+
+def signal_number(name: str) -> int:
+    """The number of a stop signal: ``SIGTERM``, ``TERM``, ``15``; SIGTERM for anything else."""
+    if name.isdecimal():
+        return int(name)
+    full = name if name.startswith("SIG") else f"SIG{name}"
+    if full.startswith("SIGRTMIN+"):
+        return int(signal.SIGRTMIN) + int(full.removeprefix("SIGRTMIN+"))
+    return int(getattr(signal, full, signal.SIGTERM))

@@ -1,0 +1,41 @@
+"""postStart and preStop hooks (pkg/kubelet/lifecycle/handlers.go)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from hpk.agent import execs, httpget
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpk.agent import container, pod
+
+AGENT = "kube-lifecycle/1.37"
+
+
+async def run(surroundings: pod.Surroundings, target: container.Container, hook: Mapping[str, Any]) -> str:
+    """Run a hook to its end; empty if it succeeded, else why not, in the kubelet's words.
+
+    It has no timeout of its own: whoever stops the container cancels it.
+    """
+    name, pod_name = target.plan["name"], surroundings.pod_name
+    try:
+        if action := hook.get("exec"):
+            code, output = await execs.execute(surroundings, target, list(action.get("command") or []))
+            if code != 0:
+                failure = f"command exited with {code}, message: {output!r}"
+                return f"Exec lifecycle hook for Container {name!r} in Pod {pod_name!r} failed - error: {failure}"
+        elif action := hook.get("httpGet"):
+            ports = target.plan.get("ports") or {}
+            await httpget.get(action, pod_ip=surroundings.box.pod_ip, ports=ports, agent=AGENT)
+        elif action := hook.get("sleep"):
+            await asyncio.sleep(float(action.get("seconds") or 0))
+        elif action := hook.get("tcpSocket"):
+            port = httpget.resolve_port(action["port"], target.plan.get("ports") or {})
+            _, writer = await httpget.connect(action.get("host") or surroundings.box.pod_ip, port)
+            writer.close()
+    except (execs.NotRunning, httpget.Failed, LookupError, OSError) as error:
+        return f"lifecycle hook for Container {name!r} in Pod {pod_name!r} failed - error: {error}"
+    return ""

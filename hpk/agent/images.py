@@ -1,0 +1,102 @@
+"""Image files as directories, and a writable layer over them for each run of a container.
+
+Every distinct image of the pod is mounted once (squashfuse: the kernel lets only root mount squashfs, and
+would show the host's user ids).  Over it lies an overlay whose upper directory is on scratch: the kernel's own
+where it works in a user namespace (5.11), else fuse-overlayfs.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hpk.agent import linux, processes
+
+SQUASHFUSE = "/usr/bin/squashfuse_ll"
+FUSE_OVERLAY = "/usr/bin/fuse-overlayfs"
+
+
+class Images:
+    """The mounted images of one pod, below a directory on scratch."""
+
+    def __init__(self, directory: str, *, source: str) -> None:
+        self._directory = directory
+        self._source = source
+        self._processes: dict[tuple[str, int], int] = {}
+        self._mounted: dict[tuple[str, int], str] = {}
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+
+    def start(self, file: str, *, offset: int) -> None:
+        """Begin to mount an image; nothing happens if that was done before."""
+        key = (file, offset)
+        if key in self._mounted:
+            return
+        target = os.path.join(self._directory, str(len(self._mounted)))
+        os.mkdir(target, 0o755)
+        self._mounted[key] = target
+        options = "allow_other,ro,nosuid,nodev" + (f",offset={offset}" if offset else "")
+        argv = [SQUASHFUSE, "-o", options, os.path.join(self._source, file), target]
+        self._processes[key] = processes.spawn(argv, blocked_signals=processes.STEADFAST)
+
+    def ready(self, file: str, *, offset: int) -> str:
+        """The directory of an image that was started; waits the few milliseconds until it is mounted.
+
+        Raises:
+            OSError: The file is no squashfs, or FUSE is not to be had; what the program said is in the job's output.
+        """
+        key = (file, offset)
+        process = self._processes.pop(key, None)
+        if process is not None and (status := processes.wait(process)) != 0:
+            raise OSError(f"Cannot mount image {file}: squashfuse ended with {processes.exit_code(status)}")
+        return self._mounted[key]
+
+    def close(self) -> None:
+        """Unmount everything."""
+        for key, target in self._mounted.items():
+            process = self._processes.pop(key, None)
+            if process is None or processes.wait(process) == 0:
+                unmount_quietly(target)
+
+
+def make_writable(lower: str, directory: str) -> str:
+    """Make a root file system in ``directory`` that shows ``lower`` and takes changes; returns its path.
+
+    Raises:
+        OSError: No kind of overlay works here.
+    """
+    upper, work, merged = (os.path.join(directory, name) for name in ("upper", "work", "root"))
+    for path in (directory, upper, work, merged):
+        os.mkdir(path, 0o755)
+    image_root = os.stat(lower)
+    os.chown(upper, image_root.st_uid, image_root.st_gid)
+    os.chmod(upper, image_root.st_mode & 0o7777)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    if _has_attributes(work):
+        try:
+            linux.mount("overlay", merged, "overlay", options=options + ",userxattr")
+        except OSError as error:
+            print(f"{error}; falling back to fuse-overlayfs", flush=True)  # noqa: T201 - the job's output is the log
+        else:
+            return merged
+    argv = [FUSE_OVERLAY, "-o", options, merged]
+    status = processes.wait(processes.spawn(argv, blocked_signals=processes.STEADFAST))
+    if status != 0:
+        raise OSError(f"Cannot make a writable layer in {directory}: fuse-overlayfs: {processes.exit_code(status)}")
+    return merged
+
+
+def unmount_quietly(target: str) -> None:
+    """Unmount what may already be gone."""
+    try:
+        linux.unmount(target)
+    except OSError as error:
+        print(error, flush=True)  # noqa: T201 - the job's output is the log
+
+
+def _has_attributes(directory: str) -> bool:
+    """Whether overlayfs can mark a directory as replaced there (tmpfs cannot before Linux 6.6)."""
+    try:
+        os.setxattr(directory, "user.hpk", b"")
+    except OSError:
+        return False
+    os.removexattr(directory, "user.hpk")
+    return True

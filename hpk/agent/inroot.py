@@ -1,0 +1,102 @@
+"""Paths that a pod controls, resolved without ever leaving their root.
+
+A container may put a symbolic link where a subPath or an image's passwd file should be.  So a path is walked
+one component at a time with descriptors, links are followed as if the root were ``/`` (like openat2's
+RESOLVE_IN_ROOT, which Python cannot call), and the result is a descriptor: nobody can exchange it later.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+_MOST_LINKS = 40
+_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def hold(root: str, path: str, *, create_mode: int | None = None) -> int:
+    """A descriptor (O_PATH) of ``path`` below ``root``; the caller closes it.
+
+    Args:
+        root: A directory that the pod does not control.
+        path: Absolute or relative, both mean below root.
+        create_mode: Make missing directories, with this mode whatever the umask.
+
+    Raises:
+        OSError: A component is missing (ENOENT), is no directory, or there are too many links.
+    """
+    held = [os.open(root, _HOLD | os.O_DIRECTORY)]
+    try:
+        _walk(held, path, create_mode)
+        return held.pop()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def path_of(descriptor: int) -> str:
+    """A path by which this process and its children can open what the descriptor holds."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def read(root: str, path: str, *, most: int = 1 << 20) -> bytes:
+    """The first bytes of a regular file below root; empty if there is none, or if it is something else."""
+    try:
+        descriptor = hold(root, path)
+    except OSError:
+        return b""
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return b""
+        with open(path_of(descriptor), "rb") as file:
+            return file.read(most)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _walk(held: list[int], path: str, create_mode: int | None) -> None:
+    """Go down path, keeping in ``held`` the descriptors from the root to where we are."""
+    left = [part for part in path.split("/") if part not in ("", ".")][::-1]
+    links = 0
+    while left:
+        part = left.pop()
+        if part == "..":
+            if len(held) > 1:
+                os.close(held.pop())
+            continue
+        found = _open(held[-1], part, path, create_mode)
+        mode = os.fstat(found).st_mode
+        if stat.S_ISLNK(mode):
+            target = os.readlink("", dir_fd=found)
+            os.close(found)
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, f"Cannot resolve {path}: too many links")
+            if target.startswith("/"):
+                while len(held) > 1:
+                    os.close(held.pop())
+            left += [step for step in target.split("/") if step not in ("", ".")][::-1]
+            continue
+        held.append(found)
+        if left and not stat.S_ISDIR(mode):
+            raise NotADirectoryError(errno.ENOTDIR, f"Cannot resolve {path}: {part} is not a directory")
+
+
+def _open(parent: int, part: str, path: str, create_mode: int | None) -> int:
+    try:
+        return os.open(part, _HOLD, dir_fd=parent)
+    except FileNotFoundError:
+        if create_mode is None:
+            raise FileNotFoundError(errno.ENOENT, f"Cannot resolve {path}: there is no {part}") from None
+    try:
+        os.mkdir(part, dir_fd=parent)
+        made = True
+    except FileExistsError:  # another container was faster
+        made = False
+    found = os.open(part, _HOLD, dir_fd=parent)
+    if made and stat.S_ISDIR(os.fstat(found).st_mode):
+        os.chmod(path_of(found), create_mode)
+    return found

@@ -1,0 +1,60 @@
+"""System calls that Python has no name for: mounts, the host name, adoption of orphans."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+READ_ONLY = 0x1
+NO_SUID = 0x2
+NO_DEVICES = 0x4
+NO_EXECUTE = 0x8
+BIND = 0x1000
+RECURSIVE = 0x4000
+
+_DETACH = 0x2
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"Cannot {what}: {os.strerror(number)}")
+
+
+def mount(source: str, target: str, kind: str, *, flags: int = 0, options: str = "") -> None:
+    """Mount a file system, see mount(2).
+
+    Raises:
+        OSError: The kernel refused; the text names source, target and kind.
+    """
+    result = _libc.mount(
+        os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), os.fsencode(options)
+    )
+    _check(result, f"mount {kind} {source} at {target} ({options})")
+
+
+def unmount(target: str) -> None:
+    """Take the file system away from the tree at once; it ends when its last user has gone.
+
+    Raises:
+        OSError: Nothing is mounted there.
+    """
+    _check(_libc.umount2(os.fsencode(target), _DETACH), f"unmount {target}")
+
+
+def set_hostname(name: str) -> None:
+    """Name this UTS namespace.
+
+    Raises:
+        OSError: The namespace is the host's.
+    """
+    raw = name.encode()
+    _check(_libc.sethostname(raw, len(raw)), f"set host name {name}")
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all descendants that lose theirs, so that it learns how each one ended."""
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "become the reaper of orphans")

@@ -1,0 +1,259 @@
+"""Containers' output as CRI log files: ``<RFC 3339 nanoseconds> stdout F <line>``.
+
+The event loop reads the pipes and forms the lines; one thread of the pod writes them, so that a slow shared file
+system holds up nothing else.  A disk that refuses (full, gone) loses lines, and one that hangs loses them after
+:data:`PATIENCE_SECONDS`; either way the container goes on, and an event and a line in the file say what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LONGEST_LINE = 16 * 1024
+"""Bytes; a longer line is written in parts, as containerd does."""
+_CHUNK = 64 * 1024
+_MOST_WAITING = 4 << 20
+PATIENCE_SECONDS = 10.0
+"""How long a container waits for the disk before its output is thrown away."""
+
+
+class Framer:
+    """Turns one stream's bytes into CRI lines; pure."""
+
+    def __init__(self, stream: str) -> None:
+        self._tags = {end: f" {stream} {end} ".encode() for end in ("F", "P")}
+        self._rest = b""
+
+    def feed(self, data: bytes, *, at_ns: int) -> bytes:
+        """The lines that are complete with this data."""
+        stamp = timestamp(at_ns)
+        *lines, rest = (self._rest + data).split(b"\n")
+        parts: list[bytes] = []
+        for line in lines:
+            last = line
+            while len(last) > LONGEST_LINE:
+                parts += (stamp, self._tags["P"], last[:LONGEST_LINE], b"\n")
+                last = last[LONGEST_LINE:]
+            parts += (stamp, self._tags["F"], last, b"\n")
+        while len(rest) >= LONGEST_LINE:
+            parts += (stamp, self._tags["P"], rest[:LONGEST_LINE], b"\n")
+            rest = rest[LONGEST_LINE:]
+        self._rest = rest
+        return b"".join(parts)
+
+    def close(self, *, at_ns: int) -> bytes:
+        """What is left when the stream ends without a newline: a partial line."""
+        rest, self._rest = self._rest, b""
+        return b"".join((timestamp(at_ns), self._tags["P"], rest, b"\n")) if rest else b""
+
+
+def timestamp(at_ns: int) -> bytes:
+    """RFC 3339 in UTC with nine digits."""
+    seconds, nanoseconds = divmod(at_ns, 1_000_000_000)
+    year, month, day, hour, minute, second, *_ = time.gmtime(seconds)
+    return b"%04d-%02d-%02dT%02d:%02d:%02d.%09dZ" % (year, month, day, hour, minute, second, nanoseconds)
+
+
+class Writer:
+    """The thread that writes; one for all containers of the pod."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._queue: queue.SimpleQueue[tuple[LogFile, bytes] | Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="logs", daemon=True)
+        self._thread.start()
+
+    def put(self, file: LogFile, data: bytes) -> None:
+        """Have data written; ``file.written`` is told in the event loop."""
+        self._queue.put((file, data))
+
+    async def flushed(self, *, timeout_seconds: float) -> bool:
+        """Whether all that was put before is out within this time."""
+        done = self._loop.create_future()
+
+        def tell() -> None:
+            self._loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+
+        self._queue.put(tell)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await done
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the thread when it has written all; does not wait for it."""
+        self._queue.put(None)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if callable(item):
+                item()
+                continue
+            file, data = item
+            error = file.write(data)
+            try:
+                self._loop.call_soon_threadsafe(file.written, len(data), error)
+            except RuntimeError:  # the loop has closed: the agent is leaving
+                return
+
+
+class LogFile:
+    """One run's log file; opened by the writer's thread when it is first written."""
+
+    def __init__(self, path: str, *, on_trouble: Callable[[str], None]) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._lost = 0
+        self._lock = threading.Lock()  # of _lost: the loop adds to it, the thread takes it
+        self._on_trouble = on_trouble
+        self._is_troubled = False
+        self.waiting = 0
+        """Bytes that the thread has not written yet."""
+        self.hangs = False
+        """Whether output is thrown away because the disk does not answer."""
+        self.room = asyncio.Event()
+        self.room.set()
+
+    def write(self, data: bytes) -> OSError | None:
+        """Append, in the thread; an error loses the data, and the next success says how much was lost."""
+        try:
+            if self._descriptor < 0:
+                os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, flags, 0o600)
+            if data:
+                self._confess()
+                _write_all(self._descriptor, data)
+        except OSError as error:
+            self.add_lost(len(data))
+            return error
+        return None
+
+    def _confess(self) -> None:
+        with self._lock:
+            lost = self._lost
+        if lost:
+            text = b" stderr F [hpk: %d bytes of log were lost here]\n" % lost
+            _write_all(self._descriptor, timestamp(time.time_ns()) + text)
+            self.add_lost(-lost)
+
+    def add_lost(self, count: int) -> None:
+        """Note bytes that never reach the file."""
+        with self._lock:
+            self._lost += count
+
+    def give_up(self) -> None:
+        """In the event loop: the disk has had its time; the container goes on without its output."""
+        self.hangs = True
+        self._trouble(f"Cannot write {self._path}: the file system does not answer; output is lost until it does")
+
+    def written(self, count: int, error: OSError | None) -> None:
+        """In the event loop: the thread is done with count bytes."""
+        self.waiting -= count
+        if self.waiting < _MOST_WAITING:
+            self.hangs = False
+            self.room.set()
+        if error is None:
+            self._is_troubled = self.hangs
+        else:
+            self._trouble(f"Cannot write {self._path}: {error.strerror}; output is lost until it works again")
+
+    def _trouble(self, why: str) -> None:
+        if not self._is_troubled:
+            self._is_troubled = True
+            self._on_trouble(why)
+
+    def close(self) -> None:
+        """Close the file; nothing may be put any more."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+class Capture:
+    """Follows the output of one run until all its streams have ended."""
+
+    def __init__(self, outputs: dict[str, int], *, file: LogFile, writer: Writer) -> None:
+        self._file = file
+        self._writer = writer
+        self._tasks = [asyncio.create_task(self._follow(name, end)) for name, end in outputs.items()]
+        writer.put(file, b"")  # an empty log is a log
+
+    async def finish(self, *, timeout_seconds: float) -> None:
+        """Wait until the streams have ended and are written; gives up on a disk that hangs."""
+        await asyncio.wait(self._tasks, timeout=timeout_seconds)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if await self._writer.flushed(timeout_seconds=timeout_seconds):
+            self._file.close()
+
+    async def _follow(self, name: str, descriptor: int) -> None:
+        framer = Framer(name)
+        os.set_blocking(descriptor, False)
+        try:
+            while True:
+                try:
+                    data = os.read(descriptor, _CHUNK)
+                except BlockingIOError:
+                    await _readable(descriptor)
+                    continue
+                except OSError:  # a terminal whose last user has gone
+                    data = b""
+                if not data:
+                    break
+                self._put(framer.feed(data, at_ns=time.time_ns()))
+                await self._make_room()
+        finally:
+            os.close(descriptor)
+            self._put(framer.close(at_ns=time.time_ns()))
+
+    def _put(self, data: bytes) -> None:
+        if not data:
+            return
+        file = self._file
+        if file.hangs:
+            file.add_lost(len(data))
+            return
+        file.waiting += len(data)
+        self._writer.put(file, data)
+
+    async def _make_room(self) -> None:
+        """Hold the container back while the disk is slow, but not for ever."""
+        file = self._file
+        if file.hangs or file.waiting < _MOST_WAITING:
+            await asyncio.sleep(0)  # others have a turn, however much this one writes
+            return
+        file.room.clear()
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await file.room.wait()
+        except TimeoutError:
+            file.give_up()
+
+
+async def _readable(descriptor: int) -> None:
+    """Wait for input; the descriptor is watched only so long, as else a loop that holds back would spin."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)

@@ -1,0 +1,101 @@
+"""From the job script to the first container in the fewest steps, and only then the rest of the agent.
+
+Every import above :func:`main` is paid for by each pod's start (see the package's docstring).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from hpk import jobdir
+from hpk.agent import quickjson, runs, sandbox, volumes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpk import records
+
+
+class Start:
+    """What the first milliseconds led to."""
+
+    def __init__(self, plan: records.PodPlan, box: sandbox.Sandbox) -> None:
+        self.plan = plan
+        self.box = box
+        self.begun: dict[str, runs.Run | Exception] = {}
+        self.failure: tuple[str, str] | None = None
+        """Event reason and message, if there can be no pod here."""
+        self.stages: list[tuple[str, float]] = []
+        """Names and Unix times, for the table of where the time goes."""
+
+    def mark(self, stage: str) -> None:
+        """Note that a stage has been reached."""
+        self.stages.append((stage, time.time()))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the pod of this job; the exit code is 0 when its end has been reported."""
+    places = sandbox.Places()
+    with open(places.pod.plan, encoding="utf-8", errors="surrogateescape") as file:
+        plan: records.PodPlan = quickjson.loads(file.read())
+    facts = sandbox.Facts(arguments)
+    if facts.restart_count > 0:
+        from hpk.agent import refuse  # noqa: PLC0415 - rare
+
+        return refuse.refuse(plan, facts, places)
+    start = begin(plan, facts, places)
+    from hpk.agent import rest  # noqa: PLC0415 - asyncio and all that, while the container starts
+
+    return rest.run(start)
+
+
+def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -> Start:
+    """Make the sandbox and ask crun for the first containers; faults are in the result."""
+    box = sandbox.Sandbox(plan, facts, places=places)
+    start = Start(plan, box)
+    start.mark("agent")
+    if plan["version"] != jobdir.VERSION:
+        start.failure = (
+            "FailedCreatePodSandBox",
+            f"Cannot read a plan of version {plan['version']}: install this hpk.sif anew",
+        )
+        return start
+    try:
+        box.prepare()
+        start.mark("sandbox")
+        box.make_volumes()
+        start.mark("volumes")
+    except volumes.MountFailed as error:
+        start.failure = "FailedMount", str(error)
+        return start
+    except OSError as error:
+        start.failure = "FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}"
+        return start
+    for container in first_containers(plan):
+        try:
+            start.begun[container["name"]] = runs.begin(box, container, 0)
+        except (OSError, LookupError, ValueError, TypeError) as error:
+            start.begun[container["name"]] = error
+    start.mark("crun")
+    return start
+
+
+def first_containers(plan: records.PodPlan) -> list[records.ContainerPlan]:
+    """Those that may start before anything else is known: the first init, or the apps up to one with a postStart."""
+    if plan["containers"][0]["kind"] != "app":
+        return plan["containers"][:1]
+    first: list[records.ContainerPlan] = []
+    for one in plan["containers"]:
+        first.append(one)
+        if (one.get("lifecycle") or {}).get("postStart"):
+            break
+    return first
+
+
+def entry() -> None:
+    """Run and leave at once: nothing of the interpreter's own clean-up matters, and it takes time."""
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,163 @@
+"""The OCI runtime configuration of one container: pure, from the plan and what the sandbox has made ready."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hpk import records
+    from hpk.agent import users
+
+# containerd's defaults (containerd/oci/spec.go): what a container may do without being asked about it.
+CAPABILITIES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FSETID",
+    "CAP_FOWNER",
+    "CAP_MKNOD",
+    "CAP_NET_RAW",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETFCAP",
+    "CAP_SETPCAP",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SYS_CHROOT",
+    "CAP_KILL",
+    "CAP_AUDIT_WRITE",
+)
+ALL_CAPABILITIES = (
+    *CAPABILITIES,
+    *("CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_BLOCK_SUSPEND", "CAP_BPF", "CAP_CHECKPOINT_RESTORE"),
+    *("CAP_DAC_READ_SEARCH", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_LEASE", "CAP_LINUX_IMMUTABLE"),
+    *("CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_NET_ADMIN", "CAP_NET_BROADCAST", "CAP_PERFMON"),
+    *("CAP_SYSLOG", "CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_MODULE", "CAP_SYS_NICE", "CAP_SYS_PACCT"),
+    *("CAP_SYS_PTRACE", "CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_WAKE_ALARM"),
+)
+MASKED = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+)
+READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Bind:
+    """A file or directory of the sandbox at a path of the container."""
+
+    def __init__(self, source: str, path: str, *, read_only: bool = False) -> None:
+        self.source = source
+        self.path = path
+        self.read_only = read_only
+
+
+def configuration(
+    container: records.ContainerPlan,
+    *,
+    root: str,
+    identity: users.Identity,
+    argv: list[str],
+    env: list[list[str]],
+    binds: list[Bind],
+    owns_network: bool,
+    oom_score: int,
+) -> dict[str, Any]:
+    """The whole ``config.json``.
+
+    Args:
+        container: The plan's container.
+        root: The container's root file system, writable.
+        identity: Who runs.
+        argv: With addresses filled in.
+        env: Names and values, with addresses filled in; a later one of the same name wins.
+        binds: Volumes and the pod's own files; where two have the same path the later wins.
+        owns_network: Whether the sandbox has a network namespace of its own, without which sysfs is the host's.
+        oom_score: ``oom_score_adj`` of the container.
+    """
+    return {
+        "ociVersion": "1.0.2",
+        "process": process(container, identity=identity, argv=argv, env=env) | {"oomScoreAdj": oom_score},
+        "root": {"path": root, "readonly": container["read_only_root"]},
+        "mounts": _mounts(binds, owns_network=owns_network),
+        "linux": {
+            # The rest (network, ipc, uts, user) is the sandbox's: shared by the pod's containers.
+            "namespaces": [{"type": "pid"}, {"type": "mount"}],
+            "maskedPaths": list(MASKED),
+            "readonlyPaths": list(READ_ONLY),
+        },
+    }
+
+
+def process(
+    container: records.ContainerPlan,
+    *,
+    identity: users.Identity,
+    argv: list[str],
+    env: list[list[str]],
+) -> dict[str, Any]:
+    """The ``process`` object of a configuration, or of an exec into the running container."""
+    values = dict(env)
+    values.setdefault("PATH", DEFAULT_PATH)
+    granted = capabilities(container["add_capabilities"], container["drop_capabilities"])
+    return {
+        "terminal": False,
+        "user": {"uid": identity.uid, "gid": identity.gid, "additionalGids": identity.groups},
+        "args": argv,
+        "env": [f"{name}={value}" for name, value in values.items()],
+        "cwd": container["cwd"] or "/",
+        "capabilities": {kind: granted for kind in ("bounding", "effective", "permitted")},
+        "noNewPrivileges": container["no_new_privileges"],
+    }
+
+
+def capabilities(add: list[str], drop: list[str]) -> list[str]:
+    """The capability set, as containerd: drops from the default, then additions; ``ALL`` in either, ``CAP_`` or not."""
+    added = {_capability(name) for name in add}
+    dropped = {_capability(name) for name in drop}
+    granted = set(ALL_CAPABILITIES if "CAP_ALL" in added else CAPABILITIES)
+    if "CAP_ALL" in dropped:
+        granted = set()
+    granted = (granted - dropped) | (added - {"CAP_ALL"})
+    return sorted(granted)
+
+
+def _capability(name: str) -> str:
+    upper = name.upper()
+    return upper if upper.startswith("CAP_") else f"CAP_{upper}"
+
+
+def _mounts(binds: list[Bind], *, owns_network: bool) -> list[dict[str, Any]]:
+    base: list[dict[str, Any]] = [
+        _mount("/proc", "proc", "proc", "nosuid,noexec,nodev"),
+        _mount("/dev", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
+        _mount("/dev/pts", "devpts", "devpts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5"),
+        _mount("/dev/mqueue", "mqueue", "mqueue", "nosuid,noexec,nodev"),
+        _mount("/sys", "sysfs", "sysfs", "nosuid,noexec,nodev,ro")
+        if owns_network
+        else _mount("/sys", "bind", "/sys", "rbind,rprivate,nosuid,noexec,nodev,ro"),
+    ]
+    chosen = {_clean(bind.path): bind for bind in binds}
+    # Parents first, whatever the plan's order: a mount below another must not vanish under it.
+    ordered = sorted(chosen.items(), key=lambda item: item[0].count("/") if item[0] != "/" else 0)
+    return [mount for mount in base if mount["destination"] not in chosen] + [
+        _mount(path, "bind", bind.source, "rbind,rprivate," + ("ro" if bind.read_only else "rw"))
+        for path, bind in ordered
+    ]
+
+
+def _mount(destination: str, kind: str, source: str, options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": kind, "source": source, "options": options.split(",")}
+
+
+def _clean(path: str) -> str:
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))

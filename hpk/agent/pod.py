@@ -1,0 +1,157 @@
+"""The pod's life: init containers one by one, sidecars, then the app containers, and how it all ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from hpk.agent import container, deadline, logs, processes, report, runs
+
+if TYPE_CHECKING:
+    from hpk.agent import sandbox
+
+MESSAGES = {
+    "DeadlineExceeded": "Pod was active on the node longer than the specified deadline",
+    "TimeLimit": "The Slurm job reaches its time limit",
+    "Signalled": "Slurm ends the job: cancelled, out of time, or the node shuts down",
+}
+_KILL_MARGIN_SECONDS = 2.0
+"""Kept from Slurm's KillWait for the last report."""
+
+
+class Surroundings:
+    """What every container of the pod needs; made once."""
+
+    def __init__(
+        self, box: sandbox.Sandbox, *, reporter: report.Reporter, reaper: processes.Reaper, writer: logs.Writer
+    ) -> None:
+        self.box = box
+        self.plan = box.plan
+        self.reporter = reporter
+        self.reaper = reaper
+        self.writer = writer
+        self.is_stopping = asyncio.Event()
+        plan = box.plan
+        self.pod_name = f"{plan['name']}_{plan['namespace']}({plan['uid']})"
+
+    def retire(self, run: runs.Run | Exception) -> None:
+        """Remove what a run that has ended left behind, when there is time for it."""
+        if not isinstance(run, Exception):
+            asyncio.get_running_loop().run_in_executor(None, runs.clean, run)
+
+
+class Pod:
+    """All containers, and the wish to end them."""
+
+    def __init__(self, surroundings: Surroundings, *, begun: dict[str, runs.Run | Exception]) -> None:
+        self._all = surroundings
+        self._containers = [
+            container.Container(plan, surroundings=surroundings) for plan in surroundings.plan["containers"]
+        ]
+        for one in self._containers:
+            if one.plan["name"] in begun:
+                one.adopt(begun[one.plan["name"]])
+        self._limit: deadline.Deadline | None = None
+        self._tasks: dict[container.Container, asyncio.Task[bool]] = {}
+
+    @property
+    def _apps(self) -> list[container.Container]:
+        return [one for one in self._containers if one.plan["kind"] == "app"]
+
+    @property
+    def _sidecars(self) -> list[container.Container]:
+        return [one for one in self._containers if one.plan["kind"] == "sidecar"]
+
+    async def live(self) -> None:
+        """Run the pod to its end, whatever ends it; returns when no process of it is left."""
+        timer = self._set_timer()
+        try:
+            if await self._initialize():
+                await self._run_apps()
+            await self._stop(self._limit or deadline.Deadline(self._all.plan["grace_seconds"]))
+            await asyncio.gather(*self._tasks.values())
+        finally:
+            if timer:
+                timer.cancel()
+
+    def end(self, reason: str, *, message: str = "", grace_seconds: float | None = None) -> None:
+        """End the pod; said again, it may only shorten the grace. The first reason stays."""
+        plan, reporter = self._all.plan, self._all.reporter
+        grace = float(plan["grace_seconds"] if grace_seconds is None else grace_seconds)
+        if reason == "Signalled":
+            grace = min(grace, max(1.0, self._all.box.facts.kill_wait_seconds - _KILL_MARGIN_SECONDS))
+        if self._limit is not None:
+            self._limit.shorten(grace)
+            return
+        self._limit = deadline.Deadline(grace)
+        reporter.report["ended"] = {"reason": reason, "message": message or MESSAGES.get(reason, "")}
+        reporter.changed()
+        self._all.is_stopping.set()
+        for one in self._containers:
+            one.do_not_restart()
+
+    def _set_timer(self) -> asyncio.TimerHandle | None:
+        at = self._all.plan["deadline_at"]
+        if at is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.call_later(max(0.0, at - time.time()), self.end, "DeadlineExceeded")
+
+    async def _initialize(self) -> bool:
+        """Run what comes before the apps; whether they may start."""
+        for one in self._containers:
+            if one.plan["kind"] == "app":
+                continue
+            task = self._start(one)
+            if one.is_init:
+                await self._unless_stopping(task)
+                if not task.done() or not task.result():
+                    return False
+            else:
+                await self._unless_stopping(asyncio.ensure_future(one.has_started.wait()))
+            if self._all.is_stopping.is_set():
+                return False
+        return True
+
+    async def _run_apps(self) -> None:
+        """Start the apps in the plan's order, each after the one before and its postStart hook; wait for all."""
+        for one in self._apps:
+            self._start(one)
+            if (one.plan.get("lifecycle") or {}).get("postStart"):
+                await self._unless_stopping(asyncio.ensure_future(one.has_launched.wait()))
+            if self._all.is_stopping.is_set():
+                return
+        await self._unless_stopping(asyncio.gather(*(self._tasks[one] for one in self._apps)))
+
+    def _start(self, one: container.Container) -> asyncio.Task[bool]:
+        self._tasks[one] = asyncio.create_task(one.live(), name=f"container {one.plan['name']}")
+        return self._tasks[one]
+
+    async def _unless_stopping(self, future: asyncio.Future[object]) -> None:
+        """Wait for something, or for the wish to end the pod."""
+        stopping = asyncio.create_task(self._all.is_stopping.wait())
+        try:
+            await asyncio.wait({future, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+
+    async def _stop(self, limit: deadline.Deadline) -> None:
+        """Stop what runs: apps and init containers at once, then sidecars from last to first."""
+        self._limit = limit
+        begun = [one for one in self._containers if one in self._tasks]
+        sidecars = [one for one in begun if one.plan["kind"] == "sidecar"]
+        turns = {one: asyncio.Event() for one in sidecars}
+
+        async def call_up() -> None:
+            for one in begun:
+                if one not in turns:
+                    await one.is_done.wait()
+            for one in reversed(sidecars):
+                turns[one].set()
+                await one.is_done.wait()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call_up())
+            for one in begun:
+                group.create_task(one.stop(limit, turn=turns.get(one)))

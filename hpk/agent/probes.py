@@ -1,0 +1,211 @@
+"""Startup, readiness and liveness probes (pkg/kubelet/prober): when to ask, what to ask, what follows."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpk.agent import execs, httpget
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from hpk.agent import container, pod
+
+AGENT = "kube-probe/1.37"
+Kind = Literal["Startup", "Readiness", "Liveness"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A probe's numbers, with the API's defaults."""
+
+    initial_delay_seconds: float
+    timeout_seconds: float
+    period_seconds: float
+    success_threshold: int
+    failure_threshold: int
+
+
+def timing(probe: Mapping[str, Any]) -> Timing:
+    """The numbers of a ``v1.Probe``."""
+    return Timing(
+        initial_delay_seconds=probe.get("initialDelaySeconds") or 0,
+        timeout_seconds=probe.get("timeoutSeconds") or 1,
+        period_seconds=probe.get("periodSeconds") or 10,
+        success_threshold=probe.get("successThreshold") or 1,
+        failure_threshold=probe.get("failureThreshold") or 3,
+    )
+
+
+class Verdict:
+    """Counts results in a row until they cross a threshold; pure."""
+
+    def __init__(self, numbers: Timing) -> None:
+        self._numbers = numbers
+        self._last: bool | None = None
+        self._count = 0
+
+    def add(self, is_success: bool) -> bool | None:  # noqa: FBT001 - it is the one thing that is counted
+        """The probe's state after this result: True, False, or None if nothing has been decided by it."""
+        self._count = self._count + 1 if self._last is is_success else 1
+        self._last = is_success
+        needed = self._numbers.success_threshold if is_success else self._numbers.failure_threshold
+        return is_success if self._count >= needed else None
+
+
+async def watch(surroundings: pod.Surroundings, target: container.Container) -> None:
+    """Probe a container that has just started, for as long as it runs; cancelled when it ends."""
+    plan = target.plan
+    if startup := plan.get("startup_probe"):
+        if not await _startup(surroundings, target, startup):
+            return
+    elif plan["kind"] != "init":
+        target.set_started()
+    readiness, liveness = plan.get("readiness_probe"), plan.get("liveness_probe")
+    if not readiness and plan["kind"] != "init":
+        target.set_ready(True)
+    async with asyncio.TaskGroup() as group:
+        if readiness:
+            group.create_task(_readiness(surroundings, target, readiness))
+        if liveness:
+            group.create_task(_liveness(surroundings, target, liveness))
+
+
+async def _startup(surroundings: pod.Surroundings, target: container.Container, probe: dict[str, Any]) -> bool:
+    async for is_good in _states(surroundings, target, probe, "Startup"):
+        if is_good:
+            target.set_started()
+            return True
+        await _kill(target, probe, "startup")
+        return False
+    return False
+
+
+async def _readiness(surroundings: pod.Surroundings, target: container.Container, probe: dict[str, Any]) -> None:
+    async for is_good in _states(surroundings, target, probe, "Readiness"):
+        target.set_ready(is_good)
+
+
+async def _liveness(surroundings: pod.Surroundings, target: container.Container, probe: dict[str, Any]) -> None:
+    async for is_good in _states(surroundings, target, probe, "Liveness"):
+        if not is_good and not surroundings.is_stopping.is_set():
+            await _kill(target, probe, "liveness")
+            return
+
+
+async def _kill(target: container.Container, probe: dict[str, Any], word: str) -> None:
+    name = target.plan["name"]
+    text = f"Container {name} failed {word} probe"
+    if target.may_restart:
+        text += ", will be restarted"
+    await target.restart(text, grace_seconds=probe.get("terminationGracePeriodSeconds"))
+
+
+async def _states(
+    surroundings: pod.Surroundings, target: container.Container, probe: dict[str, Any], kind: Kind
+) -> AsyncIterator[bool]:
+    """The probe's decisions, one whenever a threshold is crossed."""
+    numbers = timing(probe)
+    verdict = Verdict(numbers)
+    loop = asyncio.get_running_loop()
+    next_at = loop.time() + numbers.initial_delay_seconds
+    while True:
+        await asyncio.sleep(max(0.0, next_at - loop.time()))
+        next_at = max(next_at + numbers.period_seconds, loop.time())
+        if kind != "Readiness" and surroundings.is_stopping.is_set():
+            return
+        result = await _ask(surroundings, target, probe, kind, numbers)
+        if result is not None and (state := verdict.add(result)) is not None:
+            yield state
+
+
+async def _ask(
+    surroundings: pod.Surroundings,
+    target: container.Container,
+    probe: dict[str, Any],
+    kind: Kind,
+    numbers: Timing,
+) -> bool | None:
+    """One question; None if it could not be asked, which counts neither way."""
+    reporter, name = surroundings.reporter, target.plan["name"]
+    try:
+        failure = await check(surroundings, target, probe, timeout_seconds=numbers.timeout_seconds)
+    except (execs.NotRunning, LookupError) as error:
+        if target.is_running:
+            text = f"{kind} probe errored and resulted in unknown state: {error}"
+            reporter.event("Warning", "Unhealthy", text, container=name)
+        return None
+    if failure is None:
+        return True
+    reporter.event("Warning", "Unhealthy", f"{kind} probe failed: {failure}", container=name)
+    return False
+
+
+async def check(
+    surroundings: pod.Surroundings,
+    target: container.Container,
+    probe: Mapping[str, Any],
+    *,
+    timeout_seconds: float,
+) -> str | None:
+    """Ask once; None if all is well, else what is wrong in the kubelet's words.
+
+    Raises:
+        execs.NotRunning: A command could not be started.
+        LookupError: The probe names a port that the container does not have.
+    """
+    ports = target.plan.get("ports") or {}
+    pod_ip = surroundings.box.pod_ip
+    try:
+        if action := probe.get("exec"):
+            command = list(action.get("command") or [])
+            code, output = await execs.execute(surroundings, target, command, timeout_seconds=timeout_seconds)
+            return None if code == 0 else output
+        async with asyncio.timeout(timeout_seconds):
+            if action := probe.get("httpGet"):
+                status, _ = await httpget.get(action, pod_ip=pod_ip, ports=ports, agent=AGENT)
+                return None if 200 <= status < 400 else f"HTTP probe failed with statuscode: {status}"  # noqa: PLR2004
+            if action := probe.get("tcpSocket"):
+                port = httpget.resolve_port(action["port"], ports)
+                _, writer = await httpget.connect(action.get("host") or pod_ip, port)
+                writer.close()
+                return None
+            if action := probe.get("grpc"):
+                return await _grpc(pod_ip, int(action["port"]), str(action.get("service") or ""))
+    except httpget.Failed as error:
+        return str(error)
+    except TimeoutError:
+        return _timed_out(probe, timeout_seconds, pod_ip)
+    return None
+
+
+def _timed_out(probe: Mapping[str, Any], seconds: float, pod_ip: str) -> str:
+    if action := probe.get("exec"):
+        return f"command timed out: {' '.join(action.get('command') or [])!r} timed out after {seconds:g}s"
+    if action := probe.get("httpGet"):
+        scheme = str(action.get("scheme") or "HTTP").lower()
+        url = f"{scheme}://{action.get('host') or pod_ip}:{action['port']}{action.get('path') or '/'}"
+        return f'Get "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
+    if action := probe.get("tcpSocket"):
+        return f"dial tcp {action.get('host') or pod_ip}:{action['port']}: i/o timeout"
+    return f"timeout: failed to connect service within {seconds:g}s: context deadline exceeded"
+
+
+async def _grpc(host: str, port: int, service: str) -> str | None:
+    """grpc.health.v1 by hand: the request is one string field, the answer one number."""
+    import grpc.aio  # noqa: PLC0415 - heavy, and few pods have such a probe
+
+    name = service.encode()
+    request = b"\x0a" + bytes([len(name)]) + name if name else b""
+    async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+        try:
+            answer: bytes = await channel.unary_unary("/grpc.health.v1.Health/Check")(request)
+        except grpc.aio.AioRpcError as error:
+            return f"error: health rpc probe failed: {error.details()}"
+    status = answer[1] if answer[:1] == b"\x08" else 0
+    words = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
+    if status == 1:
+        return None
+    return f"service unhealthy (responded with {words.get(status, str(status))!r})"

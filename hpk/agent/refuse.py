@@ -1,0 +1,42 @@
+"""A job that Slurm has restarted must not run its pod again: Kubernetes may have replaced it long ago."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hpk import jobdir
+from hpk.agent import report
+
+if TYPE_CHECKING:
+    from hpk import records
+    from hpk.agent import sandbox
+
+
+def refuse(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -> int:
+    """Report that the pod is over: what ran in the first life of the job is lost."""
+    now = time.time()
+    old: records.Report | None = jobdir.read_json(places.pod.report)
+    if old and old["finished_at"] is not None:
+        return 0
+    new = old or report.first_report(plan, job_id=facts.job_id, node=facts.node, host_ip=facts.host_ip, pod_ip="")
+    message = f"Slurm restarted job {facts.job_id}; a pod runs only once"
+    new["sequence"] += 1
+    new["ended"] = {"reason": "SetupFailed", "message": message}
+    new["finished_at"] = now
+    for record in new["containers"].values():
+        if record["state"] == "running":
+            record["state"] = "terminated"
+            record["ready"] = record["started"] = False
+            record["terminated"] = {
+                "exit_code": 137,
+                "signal": 0,
+                "reason": "ContainerStatusUnknown",
+                "message": "The container could not be located when the job was restarted",
+                "started_at": record["started_at"] or now,
+                "finished_at": now,
+                "container_id": record["container_id"],
+            }
+    jobdir.write_json(places.pod.report, new)
+    print(message, flush=True)  # noqa: T201 - the job's output is the log
+    return 0

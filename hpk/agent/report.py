@@ -1,0 +1,137 @@
+"""The pod's report: changed in the event loop, written to the shared disk by a thread, then sent to the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from hpk import jobdir
+
+if TYPE_CHECKING:
+    from hpk import records
+
+MOST_EVENTS = 200
+"""The report carries the newest ones only: a crash loop must not make it grow."""
+
+
+class Uplink(Protocol):
+    """Who is told of each report that is on the disk."""
+
+    def publish(self, sequence: int, data: bytes) -> None:
+        """Send this report, and forget older ones."""
+
+
+class Reporter:
+    """Holds the truth about the pod; every change goes out, several at once if they come quickly."""
+
+    def __init__(self, report: records.Report, *, path: str) -> None:
+        self._report = report
+        self._path = path
+        self._is_dirty = asyncio.Event()
+        self._is_out = asyncio.Event()
+        self._uplink: Uplink | None = None
+        self._last: tuple[int, bytes] | None = None
+
+    @property
+    def report(self) -> records.Report:
+        """The report as it is now."""
+        return self._report
+
+    def attach(self, uplink: Uplink) -> None:
+        """From now on tell this one, first of the newest report."""
+        self._uplink = uplink
+        if self._last:
+            uplink.publish(*self._last)
+
+    def changed(self) -> None:
+        """Have the report written and sent."""
+        self._report["sequence"] += 1
+        self._is_out.clear()
+        self._is_dirty.set()
+
+    def event(self, kind: Literal["Normal", "Warning"], reason: str, message: str, *, container: str = "") -> None:
+        """Add an event and have the report sent."""
+        events = self._report["events"]
+        number = events[-1]["number"] + 1 if events else 1
+        events.append(
+            {
+                "number": number,
+                "type": kind,
+                "reason": reason,
+                "message": message,
+                "container": container,
+                "at": time.time(),
+            }
+        )
+        del events[:-MOST_EVENTS]
+        self.changed()
+
+    def finish(self) -> None:
+        """Nothing of the pod runs any more."""
+        self._report["finished_at"] = time.time()
+        self.changed()
+
+    async def run(self) -> None:
+        """Write and send for ever; a disk that refuses is tried again with the next change or after a second."""
+        while True:
+            await self._is_dirty.wait()
+            self._is_dirty.clear()
+            sequence = self._report["sequence"]
+            data = json.dumps(self._report, ensure_ascii=False, separators=(",", ":")).encode(
+                "utf-8", "surrogateescape"
+            )
+            try:
+                await asyncio.to_thread(jobdir.write_bytes, self._path, data)
+            except OSError as error:
+                print(f"Cannot write {self._path}: {error}", flush=True)  # noqa: T201 - the job's output is the log
+                asyncio.get_running_loop().call_later(1, self._is_dirty.set)
+            self._last = (sequence, data)
+            if self._uplink:
+                self._uplink.publish(sequence, data)
+            if sequence == self._report["sequence"]:
+                self._is_out.set()
+
+    async def settled(self, *, timeout_seconds: float) -> None:
+        """Wait until the newest report is out; gives up on a disk that hangs."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._is_out.wait()
+
+
+def first_report(plan: records.PodPlan, *, job_id: str, node: str, host_ip: str, pod_ip: str) -> records.Report:
+    """The report before anything has started."""
+    has_init = any(container["kind"] != "app" for container in plan["containers"])
+    reason = "PodInitializing" if has_init else "ContainerCreating"
+    return {
+        "version": jobdir.VERSION,
+        "uid": plan["uid"],
+        "sequence": 0,
+        "job_id": job_id,
+        "node": node,
+        "host_ip": host_ip,
+        "pod_ip": pod_ip,
+        "started_at": time.time(),
+        "finished_at": None,
+        "ended": None,
+        "containers": {container["name"]: waiting(reason) for container in plan["containers"]},
+        "events": [],
+    }
+
+
+def waiting(reason: str) -> records.ContainerRecord:
+    """A container that has never run."""
+    return {
+        "state": "waiting",
+        "reason": reason,
+        "message": "",
+        "started_at": None,
+        "terminated": None,
+        "last_terminated": None,
+        "restart_count": 0,
+        "started": False,
+        "ready": False,
+        "container_id": "",
+    }

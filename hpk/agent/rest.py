@@ -1,0 +1,119 @@
+"""The agent after the first container has been started: the event loop, and everything in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import signal
+from typing import TYPE_CHECKING
+
+import hpk
+from hpk.agent import logs, pod, processes, report
+
+if TYPE_CHECKING:
+    from hpk.agent import main
+    from hpk.link import client
+
+DISK_SECONDS = 10.0
+"""How long a finished agent waits for a disk that does not take the last report."""
+LINK_SECONDS = 5.0
+"""How long a finished agent waits for the kubelet to have read it; the file is there all the same."""
+
+
+def run(start: main.Start) -> int:
+    """Run the pod to its end; the exit code of the agent."""
+    with asyncio.Runner() as runner:
+        return runner.run(_run(start))
+
+
+async def _run(start: main.Start) -> int:
+    start.mark("asyncio")
+    loop = asyncio.get_running_loop()
+    box, facts = start.box, start.box.facts
+    first = report.first_report(
+        start.plan, job_id=facts.job_id, node=facts.node, host_ip=box.host_ip, pod_ip=box.pod_ip
+    )
+    reporter = report.Reporter(first, path=box.places.pod.report)
+    reaper = processes.Reaper(loop)
+    surroundings = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop))
+    the_pod = pod.Pod(surroundings, begun=start.begun)
+    loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
+    loop.add_signal_handler(signal.SIGTERM, the_pod.end, "Signalled")
+    loop.add_signal_handler(signal.SIGUSR1, the_pod.end, "TimeLimit")
+    loop.add_signal_handler(signal.SIGINT, the_pod.end, "Signalled")
+    writing = asyncio.create_task(reporter.run(), name="report")
+    reporter.changed()
+    life = asyncio.create_task(_live(start, the_pod, reporter), name="pod")
+    loop.call_soon(reaper.reap)
+    link = asyncio.create_task(_link(start, the_pod, reporter), name="link")
+    sweeper = asyncio.create_task(_sweep(reaper), name="sweep")
+    await life
+    reporter.finish()
+    surroundings.writer.close()
+    cleaning = asyncio.create_task(asyncio.to_thread(_clean, start), name="clean")
+    await reporter.settled(timeout_seconds=DISK_SECONDS)
+    await _acknowledged(link, reporter)
+    await asyncio.wait({cleaning}, timeout=60)
+    for task in (writing, link, sweeper):
+        task.cancel()
+    await asyncio.gather(writing, link, sweeper, return_exceptions=True)
+    _say_stages(start)
+    return 0
+
+
+async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) -> None:
+    if start.failure is None:
+        await the_pod.live()
+        return
+    reason, message = start.failure
+    reporter.report["ended"] = {"reason": "SetupFailed", "message": message}
+    reporter.event("Warning", reason, message)
+
+
+async def _link(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) -> client.LinkClient:
+    """Dial the kubelet; the client runs on by itself."""
+    # gRPC takes 0.2 s of CPU to import: in a thread, as containers may need the loop meanwhile.
+    module = await asyncio.to_thread(importlib.import_module, "hpk.link.client")
+    start.mark("link")
+    keys = start.plan["link"]
+    link: client.LinkClient = module.LinkClient(
+        uid=start.plan["uid"],
+        job_id=start.box.facts.job_id,
+        version=hpk.__version__,
+        endpoint_file=start.box.places.endpoint,
+        ca=keys["ca"].encode(),
+        certificate=keys["certificate"].encode(),
+        key=keys["key"].encode(),
+        on_terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
+    )
+    link.start()
+    reporter.attach(link)
+    return link
+
+
+async def _acknowledged(link: asyncio.Task[client.LinkClient], reporter: report.Reporter) -> None:
+    """Stay until the kubelet has the last report, but not for ever: it also reads the file."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINK_SECONDS):
+            await (await asyncio.shield(link)).acknowledged(reporter.report["sequence"])
+
+
+async def _sweep(reaper: processes.Reaper) -> None:
+    while True:
+        await asyncio.sleep(60)
+        reaper.forget()
+
+
+def _clean(start: main.Start) -> None:
+    """Leave nothing on the node: much of it belongs to subordinate ids, which the job script cannot remove."""
+    try:
+        start.box.close()
+    except (OSError, AttributeError) as error:  # the sandbox may never have been made
+        print(f"Cannot clean up: {error}", flush=True)  # noqa: T201 - the job's output is the log
+
+
+def _say_stages(start: main.Start) -> None:
+    """Where the time went, for whoever reads the job's output."""
+    steps = " ".join(f"{name}={at:.3f}" for name, at in start.stages)
+    print(f"stages {steps}", flush=True)  # noqa: T201 - the job's output is the log

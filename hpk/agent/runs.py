@@ -1,0 +1,198 @@
+"""One run of a container: its root file system, its OCI configuration, crun, and its output.
+
+``begin`` is the critical path's last step: it returns as soon as crun has been started.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from hpk import jobdir
+from hpk.agent import images, inroot, oci, processes, quickjson, users
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpk import records
+    from hpk.agent import sandbox
+
+CRUN = "/usr/bin/crun"
+_GPU_LIBRARIES = "/.singularity.d/libs"
+_GPU_TOOLS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+)
+
+
+class Run:
+    """A container's run, from the moment that crun was asked for it."""
+
+    def __init__(self, container: records.ContainerPlan, number: int, *, directory: str, root_directory: str) -> None:
+        self.container = container
+        self.number = number
+        self.id = os.urandom(32).hex()
+        self.directory = directory
+        self.root_directory = root_directory
+        self.begun = time.monotonic()
+        self.starter = 0
+        """crun's process; it ends when the container's has started, or cannot."""
+        self.outputs: dict[str, int] = {}
+        """``stdout``, ``stderr``: the ends that we read."""
+        self.stdin: int | None = None
+        """The end that we write, if the container wants input."""
+        self.held: list[int] = []
+        """Descriptors of sub paths: crun is handed paths under /proc/<our pid>/fd, which must live as long."""
+        self.process: dict[str, object] = {}
+        """For exec: who runs, and with which environment."""
+
+    @property
+    def pid_file(self) -> str:
+        """Holds the id of the container's first process, made when it exists."""
+        return os.path.join(self.directory, "pid")
+
+    @property
+    def message_file(self) -> str:
+        """What the container sees at its terminationMessagePath."""
+        return os.path.join(self.directory, "message")
+
+    @property
+    def runtime_log(self) -> str:
+        """What crun has to say."""
+        return os.path.join(self.directory, "crun.log")
+
+
+def begin(box: sandbox.Sandbox, container: records.ContainerPlan, number: int) -> Run:
+    """Start crun for a container.
+
+    Raises:
+        OSError: The root file system or a mount cannot be made.
+        LookupError: The image does not know the user.
+    """
+    name = f"{container['name']}-{number}"
+    run = Run(
+        container,
+        number,
+        directory=os.path.join(box.places.private, "runs", name),
+        root_directory=os.path.join(box.places.scratch, "roots", name),
+    )
+    try:
+        _begin(box, run)
+    except BaseException:
+        clean(run)
+        raise
+    return run
+
+
+def _begin(box: sandbox.Sandbox, run: Run) -> None:
+    container = run.container
+    lower = box.images.ready(container["image_file"], offset=container["image_offset"])
+    root = images.make_writable(lower, run.root_directory)
+    identity = users.identify(
+        container["user"], passwd=inroot.read(lower, "etc/passwd"), group=inroot.read(lower, "etc/group")
+    )
+    os.mkdir(run.directory, 0o700)
+    with open(run.message_file, "xb") as file:
+        os.fchmod(file.fileno(), 0o666)
+    configuration = oci.configuration(
+        container,
+        root=root,
+        identity=identity,
+        argv=[box.fill(word) for word in container["argv"]],
+        env=_environment(box, container),
+        binds=_binds(box, run),
+        owns_network=box.owns_network,
+        oom_score=box.oom_score,
+    )
+    run.process = configuration["process"]
+    text = quickjson.dumps(configuration).encode("utf-8", "surrogateescape")
+    jobdir.write_bytes(os.path.join(run.directory, "config.json"), text)
+    _spawn(box, run)
+
+
+def _spawn(box: sandbox.Sandbox, run: Run) -> None:
+    container = run.container
+    theirs: dict[int, int] = {}
+    if container["tty"]:
+        ours, terminal = os.openpty()
+        run.outputs["stdout"] = ours
+        run.stdin = os.dup(ours) if container["stdin"] else None
+        theirs = {0: terminal, 1: terminal, 2: terminal}
+    else:
+        if container["stdin"]:
+            theirs[0], run.stdin = os.pipe()
+        else:
+            theirs[0] = os.open("/dev/null", os.O_RDONLY)
+        run.outputs["stdout"], theirs[1] = os.pipe()
+        run.outputs["stderr"], theirs[2] = os.pipe()
+    argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", run.runtime_log]
+    argv += ["run", "--detach", "--bundle", run.directory, "--pid-file", run.pid_file, run.id]
+    try:
+        run.starter = processes.spawn(argv, files=theirs)
+    finally:
+        for descriptor in set(theirs.values()):
+            os.close(descriptor)
+
+
+def exec_argv(box: sandbox.Sandbox, run: Run, *, process_file: str, pid_file: str) -> list[str]:
+    """The command that starts one more process in a running container; it is told of in a file, not in arguments."""
+    argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", pid_file + ".log"]
+    return [*argv, "exec", "--detach", "--process", process_file, "--pid-file", pid_file, run.id]
+
+
+def clean(run: Run) -> None:
+    """Remove the writable layer of a run that has ended, as a restart starts from the image again."""
+    import shutil  # noqa: PLC0415 - not before the first container runs
+
+    for descriptor in [*run.held, *([run.stdin] if run.stdin is not None else [])]:
+        os.close(descriptor)
+    run.held, run.stdin = [], None
+    root = os.path.join(run.root_directory, "root")
+    if os.path.ismount(root):
+        images.unmount_quietly(root)
+    shutil.rmtree(run.root_directory, ignore_errors=True)
+    shutil.rmtree(run.directory, ignore_errors=True)
+
+
+def _environment(box: sandbox.Sandbox, container: records.ContainerPlan) -> list[list[str]]:
+    env = [[name, box.fill(value)] for name, value in container["env"]]
+    names = {name for name, _ in env}
+    if "HOSTNAME" not in names:
+        env.append(["HOSTNAME", box.plan["hostname"]])
+    if container["gpu"]:
+        if box.facts.gpus and "CUDA_VISIBLE_DEVICES" not in names:
+            env.append(["CUDA_VISIBLE_DEVICES", box.facts.gpus])
+        path = next((value for name, value in reversed(env) if name == "LD_LIBRARY_PATH"), "")
+        env.append(["LD_LIBRARY_PATH", f"{_GPU_LIBRARIES}:{path}" if path else _GPU_LIBRARIES])
+    return env
+
+
+def _binds(box: sandbox.Sandbox, run: Run) -> list[oci.Bind]:
+    container = run.container
+    binds = [
+        oci.Bind(os.path.join(box.places.private, "shm"), "/dev/shm"),
+        oci.Bind(box.etc("hosts"), "/etc/hosts", read_only=container["read_only_root"]),
+        oci.Bind(box.etc("hostname"), "/etc/hostname", read_only=container["read_only_root"]),
+        oci.Bind(box.etc("resolv.conf"), "/etc/resolv.conf", read_only=container["read_only_root"]),
+        oci.Bind(run.message_file, container["termination_message_path"] or "/dev/termination-log"),
+    ]
+    if container["gpu"]:
+        binds += _gpu_binds()
+    kinds = {volume["name"]: volume["kind"] for volume in box.plan["volumes"]}
+    for mount in container["mounts"]:
+        source, descriptor = box.volumes.source(mount)
+        if descriptor is not None:
+            run.held.append(descriptor)
+        read_only = mount["read_only"] or kinds[mount["volume"]] == "files"
+        binds.append(oci.Bind(source, mount["path"], read_only=read_only))
+    return binds
+
+
+def _gpu_binds() -> list[oci.Bind]:
+    """What Apptainer's --nv has put into the sandbox."""
+    devices = [f"/dev/{name}" for name in sorted(os.listdir("/dev")) if name.startswith("nvidia")]
+    tools = [f"/usr/bin/{name}" for name in _GPU_TOOLS]
+    binds = [oci.Bind(path, path) for path in devices]
+    return binds + [oci.Bind(path, path, read_only=True) for path in [_GPU_LIBRARIES, *tools] if os.path.exists(path)]

@@ -1,0 +1,196 @@
+"""What all containers of the pod share: addresses, host name, the pod's own files, volumes, images.
+
+Made once, before the first container, on the critical path.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import _socket
+
+from hpk import jobdir
+from hpk.agent import images, linux, volumes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpk import records
+
+_SHM_SIZE = "64m"  # containerd's
+
+
+class Facts:
+    """What only the job knows: ``key=value`` arguments, written by the job script (see hpk.network.sandbox)."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+        self.job_id = values.get("job_id", "")
+        self.restart_count = int(values.get("restart_count") or 0)
+        self.node = values.get("node", "")
+        self.host_ip = values.get("host_ip", "")
+        self.gpus = values.get("gpus", "")
+        self.kill_wait_seconds = float(values.get("kill_wait") or 30)
+
+
+class Places:
+    """Directories inside the sandbox; a test has its own."""
+
+    def __init__(
+        self,
+        *,
+        pod: str = jobdir.SANDBOX_POD,
+        images: str = jobdir.SANDBOX_IMAGES,
+        endpoint: str = jobdir.SANDBOX_ENDPOINT,
+        scratch: str = jobdir.SANDBOX_SCRATCH,
+        host: str = jobdir.SANDBOX_HOST,
+    ) -> None:
+        self.pod = jobdir.PodDirectory(pod)
+        self.images = images
+        self.endpoint = os.path.join(endpoint, "endpoint.json")
+        self.host = host
+        self.scratch = scratch
+        # A tmpfs: whatever ends the job, secrets are gone with it.
+        self.private = os.path.join(scratch, "private")
+        self.runtime = os.path.join(self.private, "crun")
+
+
+class Sandbox:
+    """The pod's surroundings in this job."""
+
+    def __init__(self, plan: records.PodPlan, facts: Facts, *, places: Places) -> None:
+        self.plan = plan
+        self.facts = facts
+        self.places = places
+        self.owns_network = plan["network"] != "host"
+        self.pod_ip = own_address()
+        self.host_ip = facts.host_ip or ("" if self.owns_network else self.pod_ip)
+        self.images: images.Images
+        self.volumes: volumes.Volumes
+        self.oom_score = 0
+
+    def prepare(self) -> None:
+        """Make everything but the volumes.
+
+        Raises:
+            OSError: The node cannot carry a pod: no FUSE, no tmpfs, a full disk.
+        """
+        linux.adopt_orphans()
+        private = self.places.private
+        os.makedirs(private, mode=0o700, exist_ok=True)
+        linux.mount("tmpfs", private, "tmpfs", flags=linux.NO_SUID | linux.NO_DEVICES, options="mode=0700")
+        for name in ("crun", "runs", "etc", "shm"):
+            os.mkdir(os.path.join(private, name), 0o700)
+        shm = os.path.join(private, "shm")
+        linux.mount(
+            "shm",
+            shm,
+            "tmpfs",
+            flags=linux.NO_SUID | linux.NO_DEVICES | linux.NO_EXECUTE,
+            options=f"mode=1777,size={_SHM_SIZE}",
+        )
+        self.images = images.Images(os.path.join(self.places.scratch, "images"), source=self.places.images)
+        for container in self.plan["containers"]:
+            self.images.start(container["image_file"], offset=container["image_offset"])
+        os.makedirs(os.path.join(self.places.scratch, "roots"), mode=0o755, exist_ok=True)
+        self.volumes = volumes.Volumes(
+            scratch=os.path.join(self.places.scratch, "volumes"),
+            private=private,
+            host=self.places.host,
+            group=self.plan.get("fs_group"),
+        )
+        self._set_kernel()
+        self._write_etc()
+
+    def make_volumes(self) -> None:
+        """Make the pod's volumes.
+
+        Raises:
+            volumes.MountFailed: One cannot be made.
+        """
+        for volume in self.plan["volumes"]:
+            self.volumes.make(volume)
+
+    def fill(self, text: str) -> str:
+        """The text with the addresses that only the job knows."""
+        if "\0" not in text:
+            return text
+        return text.replace(jobdir.POD_IP, self.pod_ip).replace(jobdir.HOST_IP, self.host_ip)
+
+    def etc(self, name: str) -> str:
+        """The pod's own ``hosts``, ``hostname`` or ``resolv.conf``."""
+        return os.path.join(self.places.private, "etc", name)
+
+    def _set_kernel(self) -> None:
+        """Name the host, open low ports, and give crun a cgroup mount to look at."""
+        linux.set_hostname(self.plan["hostname"])
+        if self.owns_network:
+            # A server that is not root may bind port 80, and anybody may ping, as under containerd.
+            _write_quietly("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
+            _write_quietly("/proc/sys/net/ipv4/ping_group_range", "0 65535")
+        with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+            # The agent must be the last of the pod that a memory shortage kills; to raise is always allowed.
+            self.oom_score = min(1000, int(file.read()) + 500)
+        # crun wants to know the cgroup version even when told to leave cgroups alone.
+        with open("/proc/self/mountinfo", encoding="utf-8") as file:
+            if " /sys/fs/cgroup " not in file.read():
+                linux.mount("tmpfs", "/sys/fs/cgroup", "tmpfs", options="mode=0755,size=0")
+
+    def _write_etc(self) -> None:
+        resolv_conf = self.plan["resolv_conf"]
+        if resolv_conf is None:
+            with open("/etc/resolv.conf", encoding="utf-8", errors="surrogateescape") as file:
+                resolv_conf = file.read()
+        texts = {"hosts": self.plan["hosts"], "hostname": self.plan["hostname"] + "\n", "resolv.conf": resolv_conf}
+        for name, text in texts.items():
+            with open(self.etc(name), "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(self.fill(text))
+            os.chmod(self.etc(name), 0o644)
+
+    def close(self) -> None:
+        """Unmount images and remove what is on scratch; the tmpfs goes with the mount namespace."""
+        import shutil  # noqa: PLC0415 - not before the first container runs
+
+        self.volumes.close()
+        self.images.close()
+        for name in os.listdir(self.places.scratch):
+            if name != "private":
+                shutil.rmtree(os.path.join(self.places.scratch, name), onerror=_say)
+        images.unmount_quietly(os.path.join(self.places.private, "shm"))
+        for name in _names(os.path.join(self.places.private, "memory")):
+            images.unmount_quietly(os.path.join(self.places.private, "memory", name))
+        images.unmount_quietly(self.places.private)
+        os.rmdir(self.places.private)
+
+
+def own_address() -> str:
+    """The address that this network namespace speaks from; empty if it has none but loopback.
+
+    Nothing is sent: connecting a UDP socket only chooses the route.
+    """
+    family = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    try:
+        family.connect(("192.0.2.1", 9))
+        address: str = family.getsockname()[0]
+    except OSError:
+        return ""
+    finally:
+        family.close()
+    return address
+
+
+def _names(directory: str) -> list[str]:
+    return os.listdir(directory) if os.path.isdir(directory) else []
+
+
+def _write_quietly(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError as error:
+        print(f"Cannot set {path}: {error}", flush=True)  # noqa: T201 - the job's output is the log
+
+
+def _say(_function: object, path: str, information: object) -> None:
+    error = information[1] if isinstance(information, tuple) else information
+    print(f"Cannot remove {path}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the job's output is the log

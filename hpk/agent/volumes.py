@@ -1,0 +1,193 @@
+"""The pod's volumes on the compute node, and the parts of them that containers mount.
+
+emptyDirs are on scratch, everything with a configMap's or secret's content on a tmpfs: it is gone with the job,
+whatever ends it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+import stat
+import time
+
+from hpk import jobdir
+from hpk.agent import inroot, linux
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpk import records
+
+_KINDS = {
+    stat.S_IFDIR: "Directory",
+    stat.S_IFREG: "File",
+    stat.S_IFSOCK: "Socket",
+    stat.S_IFCHR: "CharDevice",
+    stat.S_IFBLK: "BlockDevice",
+}
+_WORDS = {
+    "Directory": "directory",
+    "File": "file",
+    "Socket": "socket file",
+    "CharDevice": "character device",
+    "BlockDevice": "block device",
+}
+
+
+class MountFailed(Exception):  # noqa: N818 - named for the event, FailedMount
+    """A volume cannot be made; the text is what the kubelet's event says."""
+
+    def __init__(self, volume: str, why: object) -> None:
+        super().__init__(f'MountVolume.SetUp failed for volume "{volume}" : {why}')
+
+
+class Volumes:
+    """The volumes that were made, by name."""
+
+    def __init__(
+        self, *, scratch: str, private: str, group: int | None = None, host: str = jobdir.SANDBOX_HOST
+    ) -> None:
+        """Know where to make them.
+
+        Args:
+            scratch: A directory on the node's disk.
+            private: A directory on a tmpfs.
+            group: The pod's fsGroup, which owns emptyDirs and files.
+            host: Where the node's own root directory is.
+        """
+        self._scratch = scratch
+        self._private = private
+        self._host = host
+        self._group = group
+        self._sources: dict[str, str] = {}
+        self._held: list[int] = []
+
+    def make(self, volume: records.Volume) -> None:
+        """Make one volume.
+
+        Raises:
+            MountFailed: It cannot be made; trying again on this node would not help.
+        """
+        name = volume["name"]
+        make = {"empty_dir": self._empty_directory, "files": self._files, "host_path": self._host_path}[volume["kind"]]
+        try:
+            self._sources[name] = make(volume)
+        except OSError as error:
+            raise MountFailed(name, error) from error
+
+    def source(self, mount: records.Mount) -> tuple[str, int | None]:
+        """What to bind for a container's mount: a path, and a descriptor to close once it is bound.
+
+        A missing sub path becomes a directory.  It is resolved now, so that it shows what init containers made.
+
+        Raises:
+            OSError: The sub path leads nowhere.
+        """
+        whole = self._sources[mount["volume"]]
+        if not mount["sub_path"]:
+            return whole, None
+        if ".." in mount["sub_path"].split("/"):
+            raise OSError(f"Cannot mount subPath {mount['sub_path']}: it must not contain '..'")
+        mode = stat.S_IMODE(os.stat(whole).st_mode)
+        descriptor = inroot.hold(whole, mount["sub_path"], create_mode=mode)
+        return inroot.path_of(descriptor), descriptor
+
+    def close(self) -> None:
+        """Let go of the host's files."""
+        for descriptor in self._held:
+            os.close(descriptor)
+        self._held.clear()
+
+    def _empty_directory(self, volume: records.Volume) -> str:
+        if volume.get("medium") == "Memory":
+            path = os.path.join(self._private, "memory", volume["name"])
+            os.makedirs(path)
+            size = volume.get("size_limit")
+            options = "mode=0777" + (f",size={size}" if size else "")
+            linux.mount("tmpfs", path, "tmpfs", flags=linux.NO_SUID | linux.NO_DEVICES, options=options)
+        else:
+            path = os.path.join(self._scratch, volume["name"])
+            os.makedirs(path)
+        os.chmod(path, 0o777)
+        if self._group is not None:
+            os.chown(path, -1, self._group)
+            os.chmod(path, 0o2777)
+        return path
+
+    def _files(self, volume: records.Volume) -> str:
+        path = os.path.join(self._private, "files", volume["name"])
+        os.makedirs(path)
+        os.chmod(path, 0o755)
+        write_files(path, volume.get("files", []), group=self._group)
+        return path
+
+    def _host_path(self, volume: records.Volume) -> str:
+        path = volume.get("host_path", "/")
+        kind = volume.get("host_path_type", "")
+        try:
+            descriptor = inroot.hold(self._host, path)
+        except FileNotFoundError:
+            descriptor = self._create_host_path(path, kind)
+        self._held.append(descriptor)
+        wanted = kind.removesuffix("OrCreate")
+        found = _KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode), "")
+        if wanted and wanted != found:
+            raise MountFailed(
+                volume["name"], f"hostPath type check failed: {path} is not a {_WORDS[wanted]}, it's a {found}"
+            )
+        return inroot.path_of(descriptor)
+
+    def _create_host_path(self, path: str, kind: str) -> int:
+        """Make what may be made; a hostPath without type becomes a directory, as containerd has it."""
+        if kind in ("", "DirectoryOrCreate"):
+            return inroot.hold(self._host, path, create_mode=0o755)
+        if kind == "FileOrCreate":
+            parent = inroot.hold(self._host, os.path.dirname(path))
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+                os.close(os.open(os.path.basename(path), flags, 0o644, dir_fd=parent))
+            finally:
+                os.close(parent)
+            return inroot.hold(self._host, path)
+        raise OSError(
+            f"hostPath type check failed, {path} is not a {_WORDS[kind]}, unable to determine its type: "
+            "no such file or directory"
+        )
+
+
+def write_files(directory: str, files: list[records.File], *, group: int | None) -> None:
+    """Lay out files as the kubelet does: a dated directory, ``..data`` to it, and a link for each first name.
+
+    Called again, it replaces all files at once: ``..data`` is renamed over.
+    """
+    dated = time.strftime("..%Y_%m_%d_%H_%M_%S", time.gmtime()) + f".{time.time_ns() % 1_000_000_000:09d}"
+    base = os.path.join(directory, dated)
+    os.mkdir(base)
+    os.chmod(base, 0o755)
+    for file in files:
+        _write_file(base, file, group=group)
+    temporary = os.path.join(directory, "..data_tmp")
+    os.symlink(dated, temporary)
+    os.rename(temporary, os.path.join(directory, "..data"))
+    for first in {file["path"].split("/", 1)[0] for file in files}:
+        link = os.path.join(directory, first)
+        if not os.path.islink(link):
+            os.symlink(os.path.join("..data", first), link)
+
+
+def _write_file(base: str, file: records.File, *, group: int | None) -> None:
+    parts = file["path"].split("/")
+    parent = base
+    for part in parts[:-1]:
+        parent = os.path.join(parent, part)
+        if not os.path.isdir(parent):
+            os.mkdir(parent)
+            os.chmod(parent, 0o755)
+    descriptor = os.open(os.path.join(parent, parts[-1]), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as target:
+        target.write(binascii.a2b_base64(file["data"]))
+        mode = file["mode"]
+        if group is not None:
+            os.fchown(descriptor, -1, group)
+            mode |= 0o440
+        os.fchmod(descriptor, mode)

@@ -1,0 +1,1 @@
+"""gRPC between kubelet and agent; ``link.proto`` is the contract, ``scripts/generate-link.sh`` makes the code."""

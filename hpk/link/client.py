@@ -1,0 +1,146 @@
+"""The agent's end of the link: dials the kubelet, and does so again for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from hpk import jobdir
+from hpk.link import link_pb2, link_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+PROTOCOL = 1
+SERVER_NAME = "hpk-kubelet"
+"""The name in the kubelet's certificate, wherever it runs."""
+OPTIONS = (
+    ("grpc.ssl_target_name_override", SERVER_NAME),
+    # A compute node that vanishes, or a control plane that moves, is noticed within half a minute.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.enable_http_proxy", 0),
+)
+FIRST_PAUSE_SECONDS = 0.2
+MOST_PAUSE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminate:
+    """The kubelet's wish to end the pod."""
+
+    grace_seconds: float
+    reason: str
+    message: str
+
+
+class LinkClient:
+    """Keeps the kubelet informed of the newest report; older ones do not matter."""
+
+    def __init__(
+        self,
+        *,
+        uid: str,
+        job_id: str,
+        version: str,
+        endpoint_file: str,
+        ca: bytes,
+        certificate: bytes,
+        key: bytes,
+        on_terminate: Callable[[Terminate], None],
+    ) -> None:
+        """Know who we are and whom to trust.
+
+        Args:
+            uid: The pod's, which is the certificate's common name.
+            job_id: The Slurm job.
+            version: Of the agent.
+            endpoint_file: Says where the kubelet is; read again before each attempt.
+            ca: PEM of who may be the kubelet.
+            certificate: PEM of ours.
+            key: PEM of ours.
+            on_terminate: Called in the event loop.
+        """
+        self._hello = link_pb2.Hello(protocol=PROTOCOL, uid=uid, agent_version=version, job_id=job_id)
+        self._endpoint_file = endpoint_file
+        self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        self._on_terminate = on_terminate
+        self._newest: tuple[int, bytes] | None = None
+        self._news = asyncio.Event()
+        self._acknowledged = 0
+        self._heard = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to dial; goes on until :meth:`close`."""
+        self._task = asyncio.create_task(self._run(), name="link client")
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def publish(self, sequence: int, data: bytes) -> None:
+        """Have the kubelet told, now or when it can be reached."""
+        self._newest = (sequence, data)
+        self._news.set()
+
+    async def acknowledged(self, sequence: int) -> None:
+        """Wait until the kubelet has acted on this report."""
+        while self._acknowledged < sequence:
+            self._heard.clear()
+            await self._heard.wait()
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                endpoint = jobdir.read_json(self._endpoint_file)
+                if endpoint and await self._attach(f"{endpoint['host']}:{endpoint['port']}"):
+                    pause = FIRST_PAUSE_SECONDS
+            except (OSError, ValueError, KeyError, grpc.RpcError):
+                pass  # the kubelet is away, or is just writing its address
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads agents, protects nothing
+            pause = min(pause * 2, MOST_PAUSE_SECONDS)
+
+    async def _attach(self, target: str) -> bool:
+        """Talk until the stream breaks; whether the kubelet had welcomed us."""
+        was_welcome = False
+        async with grpc.aio.secure_channel(target, self._credentials, options=OPTIONS) as channel:
+            stub = link_pb2_grpc.LinkStub(channel)
+            call = stub.Attach(self._messages())
+            with contextlib.suppress(grpc.RpcError):
+                async for message in call:
+                    was_welcome = True
+                    self._hear(message)
+        return was_welcome
+
+    async def _messages(self) -> AsyncIterator[link_pb2.AgentMessage]:
+        yield link_pb2.AgentMessage(hello=self._hello)
+        sent = 0
+        while True:
+            self._news.clear()
+            if self._newest and self._newest[0] != sent:
+                sent, data = self._newest
+                yield link_pb2.AgentMessage(report=link_pb2.Report(sequence=sent, json=data))
+                continue
+            await self._news.wait()
+
+    def _hear(self, message: link_pb2.KubeletMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "received":
+            self._acknowledged = max(self._acknowledged, message.received.sequence)
+            self._heard.set()
+        elif kind == "terminate":
+            wish = message.terminate
+            self._on_terminate(Terminate(grace_seconds=wish.grace_seconds, reason=wish.reason, message=wish.message))

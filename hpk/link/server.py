@@ -1,0 +1,175 @@
+"""The kubelet's end of the link: hears the agents' reports and tells them when to end their pods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from hpk.link import client, link_pb2, link_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from hpk import records
+
+log = structlog.get_logger(__name__)
+
+MOST_WISHES = 16
+"""Messages that may wait for one agent; more means that it does not listen, and its stream is ended."""
+OPTIONS = (
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class _Session:
+    """One agent's stream."""
+
+    def __init__(self, hello: link_pb2.Hello) -> None:
+        self.hello = hello
+        self.outbox: asyncio.Queue[link_pb2.KubeletMessage | None] = asyncio.Queue(MOST_WISHES)
+
+    def put(self, message: link_pb2.KubeletMessage | None) -> bool:
+        """Have it sent; whether there was room."""
+        try:
+            self.outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            return False
+        return True
+
+
+class LinkServer:
+    """Serves all agents on one port."""
+
+    def __init__(
+        self,
+        *,
+        ca: bytes,
+        certificate: bytes,
+        key: bytes,
+        on_report: Callable[[str, records.Report], Awaitable[None]],
+        on_connected: Callable[[str], Awaitable[None]],
+        on_disconnected: Callable[[str], Awaitable[None]],
+        host: str = "0.0.0.0",  # noqa: S104 - agents come from every compute node; both ends show certificates
+        port: int = 0,
+    ) -> None:
+        """Know whom to trust and whom to tell; nothing is opened yet.
+
+        Args:
+            ca: PEM of who may be an agent.
+            certificate: PEM of ours, for the name ``hpk-kubelet``.
+            key: PEM of ours.
+            on_report: Called with each report, one at a time for each pod; the agent is told when it returns.
+            on_connected: Called when a pod's agent has said hello.
+            on_disconnected: Called when a pod has no agent on the line any more.
+            host: Where to listen.
+            port: 0 chooses a free one.
+        """
+        self._credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+        self._on_report = on_report
+        self._on_connected = on_connected
+        self._on_disconnected = on_disconnected
+        self._address = f"{host}:{port}"
+        self._sessions: dict[str, _Session] = {}
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """The UIDs of the pods whose agents are on the line."""
+        return frozenset(self._sessions)
+
+    async def start(self) -> int:
+        """Listen; returns the port.
+
+        Raises:
+            RuntimeError: The port is taken.
+        """
+        server = grpc.aio.server(options=OPTIONS)
+        link_pb2_grpc.add_LinkServicer_to_server(_Servicer(self._attach), server)
+        port: int = server.add_secure_port(self._address, self._credentials)
+        await server.start()
+        self._server = server
+        return port
+
+    async def stop(self, *, grace_seconds: float = 1.0) -> None:
+        """End all streams; the agents go on without us."""
+        for session in self._sessions.values():
+            session.put(None)
+        if self._server:
+            await self._server.stop(grace_seconds)
+
+    def terminate(self, uid: str, *, grace_seconds: float, reason: str = "Deleted", message: str = "") -> bool:
+        """Ask a pod's agent to end the pod; whether it is on the line. It may be said again, with a shorter grace."""
+        session = self._sessions.get(uid)
+        wish = link_pb2.Terminate(grace_seconds=grace_seconds, reason=reason, message=message)
+        return session is not None and session.put(link_pb2.KubeletMessage(terminate=wish))
+
+    async def _attach(
+        self, requests: AsyncIterator[link_pb2.AgentMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[link_pb2.KubeletMessage]:
+        hello = await self._greet(requests, context)
+        uid = hello.uid
+        session = _Session(hello)
+        if old := self._sessions.get(uid):
+            old.put(None)  # the agent has dialled anew before its old stream was known to be dead
+        self._sessions[uid] = session
+        session.put(link_pb2.KubeletMessage(welcome=link_pb2.Welcome(protocol=client.PROTOCOL)))
+        listening: asyncio.Task[None] | None = None
+        try:
+            await self._on_connected(uid)
+            listening = asyncio.create_task(self._listen(uid, session, requests), name=f"link {uid}")
+            while (message := await session.outbox.get()) is not None:
+                yield message
+        finally:
+            if listening:
+                listening.cancel()
+                await asyncio.gather(listening, return_exceptions=True)
+            if self._sessions.get(uid) is session:
+                del self._sessions[uid]
+                await self._on_disconnected(uid)
+
+    async def _greet(
+        self, requests: AsyncIterator[link_pb2.AgentMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> link_pb2.Hello:
+        """The agent's hello, when it is who its certificate says."""
+        names = context.auth_context().get("x509_common_name", [])
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("kind") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello")
+            raise AssertionError("abort does not return")
+        if [first.hello.uid.encode()] != list(names):
+            log.warning("Cannot accept an agent: its certificate is of another pod", uid=first.hello.uid)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the certificate is of another pod")
+        return first.hello
+
+    async def _listen(self, uid: str, session: _Session, requests: AsyncIterator[link_pb2.AgentMessage]) -> None:
+        """Hand on reports until the agent hangs up; a report that cannot be handled must not end the kubelet."""
+        try:
+            async for message in requests:
+                if message.WhichOneof("kind") != "report":
+                    continue
+                sequence = message.report.sequence
+                await self._on_report(uid, json.loads(message.report.json))
+                if not session.put(link_pb2.KubeletMessage(received=link_pb2.Received(sequence=sequence))):
+                    return
+        except grpc.RpcError:
+            return
+        except Exception:
+            log.exception("Cannot handle a report", uid=uid, job=session.hello.job_id)
+        finally:
+            session.put(None)
+
+
+class _Servicer(link_pb2_grpc.LinkServicer):
+    def __init__(self, attach: Callable[..., AsyncIterator[link_pb2.KubeletMessage]]) -> None:
+        self.Attach = attach  # type: ignore[method-assign] # the generated name
