@@ -24,7 +24,7 @@ LOG = structlog.get_logger(__name__)
 class Line(Protocol):
     """The kubelet's end of the link, as far as a pod's path uses it."""
 
-    def terminate(self, uid: str, *, grace_seconds: float, reason: str = ..., message: str = ...) -> bool:
+    def terminate(self, uid: str, *, grace_seconds: float) -> bool:
         """Ask the agent to end its pod; False if it is not on the line."""
 
 

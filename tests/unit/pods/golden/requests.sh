@@ -1,0 +1,29 @@
+#!/bin/bash
+#SBATCH --job-name=lab/demo
+#SBATCH --comment=0b4e
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=1088M
+#SBATCH --gres=gpu:2
+#SBATCH --signal=B:USR1@45
+#SBATCH --chdir=/home/alice/.hpk/pods/0b4e
+#SBATCH --output=/home/alice/.hpk/pods/0b4e/job.out
+#SBATCH --error=/home/alice/.hpk/pods/0b4e/job.out
+#SBATCH --no-requeue
+#SBATCH --open-mode=append
+# A pod of Kubernetes, run by HPK.  Everything about it is in spec.json in this job's working directory.
+HPK_SCRATCH="${TMPDIR:-/tmp}/hpk-0b4e"
+umask 077
+mkdir -p "$HPK_SCRATCH" || exit 1
+apptainer exec --bind "$HPK_SCRATCH:/run/hpk/scratch" /home/alice/.hpk/hpk.sif agent </dev/null &
+agent=$!
+trap 'kill -TERM $agent 2>/dev/null' TERM INT
+trap 'kill -USR1 $agent 2>/dev/null' USR1
+# A trapped signal ends `wait` early; the agent decides when the pod is over.
+while kill -0 $agent 2>/dev/null; do
+  wait $agent
+  code=$?
+done
+# Files of subordinate ids can be removed only by the same ids; the agent does it unless it was killed.
+rmdir "$HPK_SCRATCH" 2>/dev/null || { apptainer exec --fakeroot /home/alice/.hpk/hpk.sif rm -rf "$HPK_SCRATCH"; rm -rf "$HPK_SCRATCH"; } 2>/dev/null
+exit $code

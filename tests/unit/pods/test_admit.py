@@ -1,0 +1,96 @@
+"""What cannot be honoured is refused by name, before anything is done for it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from hpk import errors
+from hpk.pods import admit
+
+CLUSTER = admit.Cluster(
+    name="hpk",
+    allocatable={"cpu": Decimal(8), "memory": Decimal(16 << 30), "nvidia.com/gpu": Decimal(2)},
+    labels={"kubernetes.io/os": "linux", "kubernetes.io/hostname": "hpk"},
+)
+
+
+def raw(container: dict[str, Any] | None = None, *, annotations: dict[str, str] | None = None, **spec: Any) -> Any:
+    """A raw pod of one container."""
+    meta = {"name": "p", "namespace": "ns", "uid": "u", "annotations": annotations or {}}
+    return {"metadata": meta, "spec": {"containers": [{"name": "c", "image": "i", **(container or {})}], **spec}}
+
+
+def refusal(pod: Any) -> errors.PodRefused:
+    """The error with which the pod is refused."""
+    with pytest.raises(errors.PodRefused) as caught:
+        admit.admit(pod, cluster=CLUSTER)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        (raw({"securityContext": {"privileged": True}}), "privileged"),
+        (raw(volumes=[{"name": "d", "iscsi": {"iqn": "x"}}]), "spec.volumes[0].iscsi"),
+        (raw(hostPID=True), "spec.hostPID"),
+        (raw(shareProcessNamespace=True), "spec.shareProcessNamespace"),
+        (raw({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}}}), "Localhost"),
+        (raw(annotations={"slurm.hpk.io/flag": "-p main"}), "did you mean slurm.hpk.io/flags"),
+        (raw(annotations={"slurm-job.hpk.io/mpi-flags": "x"}), "slurm-job.hpk.io/mpi-flags"),
+        (raw(annotations={"slurm.hpk.io/flags": "-p 'main"}), "slurm.hpk.io/flags"),
+        (raw(annotations={"slurm.hpk.io/flags": "--wrap=x"}), "--wrap"),
+        (raw({"volumeMounts": [{"name": "nope", "mountPath": "/x"}]}), "'nope' has no volume"),
+    ],
+)
+def test_what_is_not_supported_is_named(pod: Any, words: str) -> None:
+    """The message has the field's or the annotation's own name."""
+    assert words in str(refusal(pod))
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    """A user mends a manifest once, not field by field."""
+    text = str(refusal(raw({"securityContext": {"privileged": True}}, hostPID=True)))
+    assert "privileged" in text
+    assert "hostPID" in text
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        raw(),
+        raw({"securityContext": {"privileged": False, "seccompProfile": {"type": "RuntimeDefault"}}}),
+        raw(hostPID=False, shareProcessNamespace=False, tolerations=[{"operator": "Exists"}]),
+        raw(annotations={"slurm.hpk.io/flags": "-p main --time=5", "example.com/other": "x"}),
+        raw(nodeSelector={"kubernetes.io/os": "linux"}),
+        raw(os={"name": "linux"}),
+    ],
+)
+def test_what_can_be_given_is_admitted(pod: Any) -> None:
+    """Fields that ask for nothing, or for what every pod has here, do no harm."""
+    assert admit.admit(pod, cluster=CLUSTER).metadata.name == "p"
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason"),
+    [
+        (raw({"resources": {"requests": {"cpu": "9"}}}), "OutOfcpu"),
+        (raw({"resources": {"limits": {"memory": "17Gi"}}}), "OutOfmemory"),
+        (raw({"resources": {"limits": {"nvidia.com/gpu": 3}}}), "OutOfnvidia.com/gpu"),
+        (raw({"resources": {"limits": {"example.com/fpga": 1}}}), "OutOfexample.com/fpga"),
+        (raw(nodeSelector={"kubernetes.io/os": "windows"}), "NodeAffinity"),
+    ],
+)
+def test_what_the_whole_cluster_never_has_is_refused_with_the_kubelets_reason(pod: Any, reason: str) -> None:
+    """A request beyond the cluster would wait in the queue for ever."""
+    assert refusal(pod).reason == reason
+
+
+def test_the_first_spelling_of_the_flags_counts() -> None:
+    """slurm.hpk.io/flags wins over the older spelling."""
+    pod = raw(annotations={"slurm-job.hpk.io/flags": "-p old", "slurm.hpk.io/flags": "-p new"})
+    assert admit.job_flags(admit.admit(pod, cluster=CLUSTER)) == {"partition": "new"}
+    old = raw(annotations={"slurm-job.hpk.io/flags": "-p old"})
+    assert admit.job_flags(admit.admit(old, cluster=CLUSTER)) == {"partition": "old"}
