@@ -8,6 +8,6 @@ import sys
 
 sys.path.append(__file__.removesuffix("/hpk/agent/__main__.py"))
 
-from hpk.agent import main  # noqa: E402 - after the path
+from hpk.agent import main
 
 main.entry()

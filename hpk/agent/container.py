@@ -85,14 +85,16 @@ class Container:
             return False
         seconds = self._back_off.pause_seconds(finished_at=ended["finished_at"])
         if seconds:
-            name, plan = self.plan["name"], self._all.plan
-            pod_name = f"{plan['name']}_{plan['namespace']}({plan['uid']})"
+            name = self.plan["name"]
+            pod_name, pause = self._all.pod_name, restarts.duration(seconds)
             self.record.update(
-                state="waiting",
-                reason="CrashLoopBackOff",
-                message=f"back-off {restarts.duration(seconds)} restarting failed container={name} pod={pod_name}",
-                last_terminated=ended,
-                terminated=None,
+                {
+                    "state": "waiting",
+                    "reason": "CrashLoopBackOff",
+                    "message": f"back-off {pause} restarting failed container={name} pod={pod_name}",
+                    "last_terminated": ended,
+                    "terminated": None,
+                }
             )
             text = f"Back-off restarting failed container {name} in pod {pod_name}"
             self._all.reporter.event("Warning", "BackOff", text, container=name)
@@ -100,7 +102,7 @@ class Container:
                 async with asyncio.timeout(max(0.0, ended["finished_at"] + seconds - time.time())):
                     await self._wants_stop.wait()
         if self._wants_stop.is_set():
-            self.record.update(state="terminated", reason="", message="", terminated=ended)
+            self.record.update({"state": "terminated", "reason": "", "message": "", "terminated": ended})
             self._all.reporter.changed()
             return False
         self._back_off.restarted(at=time.time())
@@ -125,7 +127,7 @@ class Container:
 
     async def _attend(self, run: runs.Run, capture: logs.Capture) -> records.Terminated:
         """From the start of the process to its end."""
-        with open(run.pid_file, encoding="ascii") as file:
+        with open(run.pid_file, encoding="ascii") as file:  # noqa: ASYNC230 - a tmpfs
             self._process = int(file.read())
             started_at = os.fstat(file.fileno()).st_mtime
         self.run = run
@@ -251,16 +253,18 @@ class Container:
         has_startup = bool(self.plan.get("startup_probe"))
         has_readiness = bool(self.plan.get("readiness_probe"))
         record.update(
-            state="running",
-            reason="",
-            message="",
-            started_at=started_at,
-            terminated=None,
-            last_terminated=last,
-            restart_count=run.number,
-            started=not has_startup and not self.is_init,
-            ready=not has_readiness and not has_startup and not self.is_init,
-            container_id=run.id,
+            {
+                "state": "running",
+                "reason": "",
+                "message": "",
+                "started_at": started_at,
+                "terminated": None,
+                "last_terminated": last,
+                "restart_count": run.number,
+                "started": not has_startup and not self.is_init,
+                "ready": not has_readiness and not has_startup and not self.is_init,
+                "container_id": run.id,
+            }
         )
         self._all.reporter.event("Normal", "Created", "Container created", container=name)
         self._all.reporter.event("Normal", "Started", "Container started", container=name)
@@ -305,14 +309,16 @@ class Container:
     def _terminated(self, terminated: records.Terminated) -> None:
         record = self.record
         record.update(
-            state="terminated",
-            reason="",
-            message="",
-            last_terminated=record["terminated"] or record["last_terminated"],
-            terminated=terminated,
-            restart_count=self._number,
-            started=False,
-            ready=self.is_init and terminated["exit_code"] == 0,
+            {
+                "state": "terminated",
+                "reason": "",
+                "message": "",
+                "last_terminated": record["terminated"] or record["last_terminated"],
+                "terminated": terminated,
+                "restart_count": self._number,
+                "started": False,
+                "ready": self.is_init and terminated["exit_code"] == 0,
+            }
         )
         self._all.reporter.changed()
 

@@ -18,7 +18,7 @@ MOST_OUTPUT = 10 * 1024
 """Bytes of output that are kept, as the kubelet's prober does."""
 
 
-class NotRunning(Exception):  # noqa: N818 - says what is the matter
+class NotRunning(Exception):
     """The container is not there to run a command in."""
 
 
@@ -67,7 +67,7 @@ async def _attend(
     started = reaper.wait(starter, since=since)
     if await asyncio.shield(started) != 0:
         raise NotRunning(_last_line(base + ".pid.log"))
-    with open(base + ".pid", encoding="ascii") as file:
+    with open(base + ".pid", encoding="ascii") as file:  # noqa: ASYNC230 - a tmpfs
         process = int(file.read())
     end = reaper.wait(process, since=since)
     try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MOST_REDIRECTS = 10
 
 
-class Failed(Exception):  # noqa: N818 - reads as the sentence it is used in
+class Failed(Exception):
     """No answer was had; the text is as Go's client words it."""
 
 

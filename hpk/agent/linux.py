@@ -25,7 +25,7 @@ def _check(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str, *, flags: int = 0, options: str = "") -> None:
-    """Mount a file system, see mount(2).
+    """Mount a file system.
 
     Raises:
         OSError: The kernel refused; the text names source, target and kind.

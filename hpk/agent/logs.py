@@ -77,10 +77,10 @@ class Writer:
 
     async def flushed(self, *, timeout_seconds: float) -> bool:
         """Whether all that was put before is out within this time."""
-        done = self._loop.create_future()
+        done: asyncio.Future[None] = self._loop.create_future()
 
         def tell() -> None:
-            self._loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+            self._loop.call_soon_threadsafe(_resolve, done)
 
         self._queue.put(tell)
         try:
@@ -252,8 +252,13 @@ async def _readable(descriptor: int) -> None:
     """Wait for input; the descriptor is watched only so long, as else a loop that holds back would spin."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(descriptor, lambda: ready.done() or ready.set_result(None))
+    loop.add_reader(descriptor, _resolve, ready)
     try:
         await ready
     finally:
         loop.remove_reader(descriptor)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -115,7 +115,7 @@ def process(
         "args": argv,
         "env": [f"{name}={value}" for name, value in values.items()],
         "cwd": container["cwd"] or "/",
-        "capabilities": {kind: granted for kind in ("bounding", "effective", "permitted")},
+        "capabilities": {"bounding": granted, "effective": granted, "permitted": granted},
         "noNewPrivileges": container["no_new_privileges"],
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpk.agent import container, deadline, logs, processes, report, runs
 
@@ -128,7 +128,7 @@ class Pod:
         self._tasks[one] = asyncio.create_task(one.live(), name=f"container {one.plan['name']}")
         return self._tasks[one]
 
-    async def _unless_stopping(self, future: asyncio.Future[object]) -> None:
+    async def _unless_stopping(self, future: asyncio.Future[Any]) -> None:
         """Wait for something, or for the wish to end the pod."""
         stopping = asyncio.create_task(self._all.is_stopping.wait())
         try:

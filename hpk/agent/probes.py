@@ -143,7 +143,7 @@ async def _ask(
     return False
 
 
-async def check(
+async def check(  # noqa: PLR0911 - one return for each kind of probe
     surroundings: pod.Surroundings,
     target: container.Container,
     probe: Mapping[str, Any],

@@ -43,7 +43,7 @@ def spawn(
     """
     return os.posix_spawn(
         argv[0],
-        argv,
+        list(argv),
         ENVIRONMENT if environment is None else environment,
         file_actions=[(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in (files or {}).items()],
         setsigmask=list(blocked_signals),

@@ -172,7 +172,7 @@ def _environment(box: sandbox.Sandbox, container: records.ContainerPlan) -> list
 def _binds(box: sandbox.Sandbox, run: Run) -> list[oci.Bind]:
     container = run.container
     binds = [
-        oci.Bind(os.path.join(box.places.private, "shm"), "/dev/shm"),
+        oci.Bind(os.path.join(box.places.private, "shm"), "/dev/shm"),  # noqa: S108 - the container's
         oci.Bind(box.etc("hosts"), "/etc/hosts", read_only=container["read_only_root"]),
         oci.Bind(box.etc("hostname"), "/etc/hostname", read_only=container["read_only_root"]),
         oci.Bind(box.etc("resolv.conf"), "/etc/resolv.conf", read_only=container["read_only_root"]),

@@ -5,10 +5,9 @@ Made once, before the first container, on the critical path.
 
 from __future__ import annotations
 
+import _socket
 import os
 import sys
-
-import _socket
 
 from hpk import jobdir
 from hpk.agent import images, linux, volumes

@@ -25,38 +25,32 @@ def identify(user: records.User, *, passwd: bytes, group: bytes) -> Identity:
     Raises:
         LookupError: The image has no such user or group.
     """
-    users = [line.split(":") for line in passwd.decode("utf-8", "replace").splitlines()]
-    groups = [line.split(":") for line in group.decode("utf-8", "replace").splitlines()]
+    users, groups = _table(passwd, fields=7), _table(group, fields=4)
     name, _, group_name = user["name"].partition(":")
     uid, gid = user["uid"], user["gid"]
     if uid is None:
-        uid = _user_id(name or "0", users)
+        uid = _number(name or "0", users, "user", "passwd")
         if gid is None and group_name:
-            gid = _group_id(group_name, groups)
-    entry = next((line for line in users if len(line) > 3 and line[2] == str(uid)), None)
+            gid = _number(group_name, groups, "group", "group")
+    entry = next((line for line in users if line[2] == str(uid)), None)
     if gid is None:
         gid = int(entry[3]) if entry and entry[3].isdecimal() else 0
     extra = list(user["groups"])
     if entry:
-        extra += [
-            int(line[2]) for line in groups if len(line) > 3 and line[2].isdecimal() and entry[0] in line[3].split(",")
-        ]
+        extra += [int(line[2]) for line in groups if entry[0] in line[3].split(",")]
     return Identity(uid, gid, sorted(set(extra) - {gid}))
 
 
-def _user_id(name: str, users: list[list[str]]) -> int:
-    for line in users:
-        if len(line) > 3 and line[0] == name and line[2].isdecimal():
+def _table(data: bytes, *, fields: int) -> list[list[str]]:
+    """The lines of a passwd or group file that have a number where one belongs, filled up to their fields."""
+    lines = [line.split(":") for line in data.decode("utf-8", "replace").splitlines()]
+    return [line + [""] * (fields - len(line)) for line in lines if len(line) > 2 and line[2].isdecimal()]  # noqa: PLR2004 - name, password, number
+
+
+def _number(name: str, table: list[list[str]], kind: str, file: str) -> int:
+    for line in table:
+        if line[0] == name:
             return int(line[2])
     if name.isdecimal():
         return int(name)
-    raise LookupError(f"unable to find user {name}: no matching entries in passwd file")
-
-
-def _group_id(name: str, groups: list[list[str]]) -> int:
-    for line in groups:
-        if len(line) > 2 and line[0] == name and line[2].isdecimal():
-            return int(line[2])
-    if name.isdecimal():
-        return int(name)
-    raise LookupError(f"unable to find group {name}: no matching entries in group file")
+    raise LookupError(f"unable to find {kind} {name}: no matching entries in {file} file")

@@ -34,7 +34,7 @@ _WORDS = {
 }
 
 
-class MountFailed(Exception):  # noqa: N818 - named for the event, FailedMount
+class MountFailed(Exception):
     """A volume cannot be made; the text is what the kubelet's event says."""
 
     def __init__(self, volume: str, why: object) -> None:
@@ -108,16 +108,16 @@ class Volumes:
         else:
             path = os.path.join(self._scratch, volume["name"])
             os.makedirs(path)
-        os.chmod(path, 0o777)
+        os.chmod(path, 0o777)  # noqa: S103 - what an emptyDir is
         if self._group is not None:
             os.chown(path, -1, self._group)
-            os.chmod(path, 0o2777)
+            os.chmod(path, 0o2777)  # noqa: S103 - what an emptyDir is
         return path
 
     def _files(self, volume: records.Volume) -> str:
         path = os.path.join(self._private, "files", volume["name"])
         os.makedirs(path)
-        os.chmod(path, 0o755)
+        os.chmod(path, 0o755)  # noqa: S103 - containers of any user read it
         write_files(path, volume.get("files", []), group=self._group)
         return path
 
@@ -163,7 +163,7 @@ def write_files(directory: str, files: list[records.File], *, group: int | None)
     dated = time.strftime("..%Y_%m_%d_%H_%M_%S", time.gmtime()) + f".{time.time_ns() % 1_000_000_000:09d}"
     base = os.path.join(directory, dated)
     os.mkdir(base)
-    os.chmod(base, 0o755)
+    os.chmod(base, 0o755)  # noqa: S103 - containers of any user read it
     for file in files:
         _write_file(base, file, group=group)
     temporary = os.path.join(directory, "..data_tmp")
@@ -182,7 +182,7 @@ def _write_file(base: str, file: records.File, *, group: int | None) -> None:
         parent = os.path.join(parent, part)
         if not os.path.isdir(parent):
             os.mkdir(parent)
-            os.chmod(parent, 0o755)
+            os.chmod(parent, 0o755)  # noqa: S103 - containers of any user read it
     descriptor = os.open(os.path.join(parent, parts[-1]), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as target:
         target.write(binascii.a2b_base64(file["data"]))

@@ -170,6 +170,6 @@ class LinkServer:
             session.put(None)
 
 
-class _Servicer(link_pb2_grpc.LinkServicer):
+class _Servicer(link_pb2_grpc.LinkServicer):  # type: ignore[misc] # generated without types
     def __init__(self, attach: Callable[..., AsyncIterator[link_pb2.KubeletMessage]]) -> None:
-        self.Attach = attach  # type: ignore[method-assign] # the generated name
+        self.Attach = attach
