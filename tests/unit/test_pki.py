@@ -53,9 +53,11 @@ def handshake(
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        with dialling.wrap_socket(client_side, server_hostname=name) as connection:
-            with contextlib.suppress(ssl.SSLError):  # the server's refusal comes after the handshake
-                connection.recv(1)
+        with (
+            dialling.wrap_socket(client_side, server_hostname=name) as connection,
+            contextlib.suppress(ssl.SSLError),  # the refusal of the server comes after the handshake
+        ):
+            connection.recv(1)
     finally:
         client_side.close()
         thread.join()
