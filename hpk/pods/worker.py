@@ -77,12 +77,14 @@ class Worker:
         self._started_at: datetime | None = None
         self._allocation: model.Allocation | None = None
         self._has_looked = False
+        self._launch_at = 0.0
         self._images: dict[str, tuple[str, str]] = {}
         self._waiting: dict[str, tuple[str, str]] = {}
         self._failure: tuple[str, str] | None = None
         self._attempts = prepare.Attempts()
         self._told_events = 0
         self._told_queue = ""
+        self._has_started = False
         self._ended_at: float | None = None
         self._off_line_since = time.monotonic()
         self._asked_to_end: tuple[float, float] | None = None  # grace, deadline
@@ -116,6 +118,8 @@ class Worker:
             return await self._end(pod) if self._must_end(pod) else None
         if pod.metadata.deletion_timestamp is not None or self._is_past_deadline(pod):
             return None
+        if (pause := self._launch_at - time.monotonic()) > 0:
+            return pause  # our own status write woke us: no reason to try again before it is time
         try:
             return await self._launch(pod)
         except errors.PodRefused as error:
@@ -124,12 +128,16 @@ class Worker:
             self._fail(pod, "SubmitFailed", f"Cannot submit pod {pod.where}: {error}")
         except prepare.NotReady as error:
             self._waiting = error.waiting
-            return error.seconds
+            return self._try_again_in(error.seconds)
         except errors.Retryable as error:
             self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Cannot submit yet, will try again: {error}")
             self._log.warning("Cannot submit yet", error=str(error))
-            return SUBMIT_PAUSE_SECONDS
+            return self._try_again_in(SUBMIT_PAUSE_SECONDS)
         return None
+
+    def _try_again_in(self, seconds: float) -> float:
+        self._launch_at = time.monotonic() + seconds
+        return seconds
 
     async def _adopt(self) -> None:
         """Find what an earlier kubelet, or an sbatch whose answer was lost, has left."""
@@ -144,6 +152,7 @@ class Worker:
         if plan is not None:
             self._images = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
         await self._s.agents.read(self.uid)
+        self._has_started = True  # for all we know
         self._follow(found)
 
     async def _launch(self, pod: v1.Pod) -> float | None:
@@ -270,6 +279,8 @@ class Worker:
         is_connected = self._s.agents.is_connected(self.uid)
         if is_connected:
             self._off_line_since = time.monotonic()
+        if is_connected or (state is not None and state.phase is model.Phase.STARTED):
+            self._has_started = True
         is_job_over = state is not None and state.phase in {model.Phase.ENDED, model.Phase.GONE}
         is_finished = bool(newest and newest["finished_at"])
         if self._allocation and not is_finished and (is_job_over or not is_connected):
@@ -305,6 +316,8 @@ class Worker:
             is_job_over = state.phase in {model.Phase.ENDED, model.Phase.GONE}
             return is_explained or is_job_over or time.time() - finished_at > SLURM_WORD_SECONDS
         if state.phase is model.Phase.ENDED:
+            if not self._has_started and newest is None:
+                return True  # it was cancelled in the queue: no agent has a last word
             return self._ended_at is not None and time.monotonic() - self._ended_at >= LAST_WORD_SECONDS
         silence = time.monotonic() - self._off_line_since
         return state.phase is model.Phase.GONE and silence >= LINK_SILENCE_SECONDS

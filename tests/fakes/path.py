@@ -1,0 +1,175 @@
+"""A pod's path with everything around it in memory: API server, allocator, preparer, agents."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors, jobdir
+from hpk.pods import admit, agents, events, model, prepare, report, watch, worker
+from tests.fakes import kube
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PODS = "/api/v1/namespaces/ns/pods"
+SECONDS = 1.5
+"""Longest wait of a test for something that must happen."""
+
+
+class FakeAllocator:
+    """Slurm as the worker sees it; `jobs` are states by job id, set by the test."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, model.AllocationState] = {}
+        self.submitted: list[str] = []
+        self.released: list[str] = []
+        self.found: dict[str, str] = {}
+        self.refusals: list[errors.HpkError] = []
+        self._watches: dict[str, Callable[[], None]] = {}
+        self.on_change: Callable[[str], None] = lambda _uid: None
+
+    async def find(self, uid: str) -> model.Allocation | None:
+        return model.Allocation(job_id=self.found[uid]) if uid in self.found else None
+
+    async def allocate(self, uid: str, *, script: str) -> model.Allocation:
+        assert script
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.submitted.append(uid)
+        job_id = str(100 + len(self.submitted))
+        self.jobs[job_id] = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING", reason="Priority")
+        return model.Allocation(job_id=job_id)
+
+    async def release(self, allocation: model.Allocation) -> None:
+        self.released.append(allocation.job_id)
+        self.say(allocation.job_id, phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+
+    def observe(self, allocation: model.Allocation) -> model.AllocationState:
+        return self.jobs.get(allocation.job_id, model.AllocationState())
+
+    def watch(self, uid: str, allocation: model.Allocation) -> None:
+        self._watches[allocation.job_id] = lambda: self.on_change(uid)
+
+    def forget(self, allocation: model.Allocation) -> None:
+        self._watches.pop(allocation.job_id, None)
+
+    def hurry(self) -> None:
+        pass
+
+    def say(self, job_id: str, **state: Any) -> None:
+        """Slurm says something new of a job."""
+        self.jobs[job_id] = model.AllocationState(**state)
+        self._watches.get(job_id, lambda: None)()
+
+
+class FakePreparer:
+    """Makes every pod ready, unless the test has an error for it."""
+
+    def __init__(self) -> None:
+        self.errors: list[errors.HpkError] = []
+        self.asked = 0
+
+    async def prepare(self, pod: Any, **_: Any) -> prepare.Ready:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        plan: Any = {"containers": [], "uid": pod.metadata.uid}
+        return prepare.Ready(work=model.Work(plan=plan, job=None), script="#!/bin/sh\n", images={})  # type: ignore[arg-type]
+
+
+class FakeLine:
+    """The link: who was asked to end."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float]] = []
+
+    def terminate(self, uid: str, *, grace_seconds: float) -> bool:
+        self.asked.append((uid, grace_seconds))
+        return True
+
+
+class World:
+    """Everything, and the running rooms of the path."""
+
+    def __init__(self, home: Path) -> None:
+        self.state = jobdir.State(str(home))
+        self.api = kube.FakeKube()
+        self.allocator = FakeAllocator()
+        self.preparer = FakePreparer()
+        self.line = FakeLine()
+        self._task: asyncio.Task[None] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """A new kubelet over the same world."""
+        api: Any = self.api
+        self.pods = watch.Pods(api, node="hpk")
+        self.agents = agents.Agents(self.state, on_change=self.pods.mark)
+        self.agents.line = self.line
+        self.allocator.on_change = self.pods.mark
+        preparer: Any = self.preparer
+        self.pods.serve(
+            worker.Services(
+                find=self.pods.informer.objects.get,
+                cluster=lambda: admit.Cluster(name="hpk"),
+                preparer=preparer,
+                allocator=self.allocator,
+                agents=self.agents,
+                reporter=report.Reporter(api),
+                recorder=events.Recorder(api, component="kubelet", host="hpk"),
+                state=self.state,
+                submissions=asyncio.Semaphore(4),
+            )
+        )
+
+    async def __aenter__(self) -> World:
+        self._task = asyncio.create_task(self.pods.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """The kubelet is gone; the world stays."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def restart(self) -> None:
+        """The kubelet ends, and another starts."""
+        await self.stop()
+        self.start()
+        await self.__aenter__()
+
+    def create(self, name: str = "p", **spec: Any) -> str:
+        """A bound pod; its UID."""
+        body = {
+            "metadata": {"name": name, "namespace": "ns"},
+            "spec": {"nodeName": "hpk", "restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}], **spec},
+        }
+        return str(self.api.put(f"{PODS}/{name}", body)["metadata"]["uid"])
+
+    async def delete(self, name: str = "p", *, grace: int = 30) -> None:
+        """As kubectl delete does."""
+        await self.api.delete(f"{PODS}/{name}", body={"gracePeriodSeconds": grace})
+
+    def status(self, name: str = "p") -> dict[str, Any]:
+        """The pod's status, as the API server has it."""
+        found: dict[str, Any] = self.api.peek(f"{PODS}/{name}").get("status") or {}
+        return found
+
+    def exists(self, name: str = "p") -> bool:
+        """Whether the API server has the pod."""
+        try:
+            self.api.peek(f"{PODS}/{name}")
+        except KeyError:
+            return False
+        return True
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until it holds; the test fails if it never does."""
+        async with asyncio.timeout(SECONDS):
+            while not holds():
+                await asyncio.sleep(0.002)

@@ -1,0 +1,232 @@
+"""A pod's life, from its creation to the removal of its object, in named scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpk import errors, jobdir
+from hpk.pods import model, prepare, worker
+from tests.fakes import path
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[path.World]:
+    """A kubelet over an API server and a Slurm in memory."""
+    async with path.World(tmp_path) as made:
+        yield made
+
+
+def report(uid: str, sequence: int, *, state: str = "running", code: int = 0, **more: Any) -> Any:
+    """What an agent says."""
+    run = {"exit_code": code, "signal": 0, "reason": "Completed" if code == 0 else "Error", "message": ""}
+    run |= {"started_at": 1.0, "finished_at": 2.0, "container_id": "x"}
+    container = {
+        "state": state,
+        "reason": "",
+        "message": "",
+        "started_at": 1.0,
+        "terminated": run if state == "terminated" else None,
+        "last_terminated": None,
+        "restart_count": 0,
+        "started": state == "running",
+        "ready": state == "running",
+        "container_id": "x",
+    }
+    made = {"version": 1, "uid": uid, "sequence": sequence, "job_id": "101", "node": "c1", "host_ip": "10.0.0.1"}
+    made |= {"pod_ip": "10.244.0.2", "started_at": 1.0, "finished_at": None, "ended": None, "events": []}
+    return {**made, "containers": {"c": container}, **more}
+
+
+async def running(world: path.World, name: str = "p", **spec: Any) -> str:
+    """A pod that runs, with its agent on the line; its UID."""
+    uid = world.create(name, **spec)
+    await world.until(lambda: uid in world.allocator.submitted)
+    world.allocator.say("101", phase=model.Phase.STARTED, state="RUNNING")
+    await world.agents.connected(uid)
+    await world.agents.took_report(uid, report(uid, 1))
+    await world.until(lambda: world.status(name).get("phase") == "Running")
+    return uid
+
+
+async def test_a_pod_is_submitted_once_and_succeeds(world: path.World) -> None:
+    """From creation to Succeeded: one job, the report's word, no second submission."""
+    uid = await running(world)
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
+    await world.until(lambda: world.status()["phase"] == "Succeeded")
+    assert world.allocator.submitted == [uid]
+
+
+async def test_a_queued_pod_is_pending_with_slurms_reason(world: path.World) -> None:
+    """The queue's reason is in the status."""
+    world.create()
+    await world.until(lambda: world.status().get("message") == "Slurm job 101 is PENDING: Priority")
+    assert world.status()["phase"] == "Pending"
+
+
+async def test_deleting_a_queued_pod_cancels_its_job(world: path.World) -> None:
+    """Nothing is left in the queue, and the object goes when the job has ended."""
+    world.create()
+    await world.until(lambda: bool(world.status().get("message")))
+    await world.delete()
+    await world.until(lambda: not world.exists())
+    assert world.allocator.released == ["101"]
+
+
+async def test_deleting_a_running_pod_asks_its_agent_first(world: path.World) -> None:
+    """The grace is the agent's to keep; the job is not cancelled under it."""
+    uid = await running(world)
+    await world.delete(grace=7)
+    await world.until(lambda: world.line.asked == [(uid, 7.0)])
+    assert world.exists()
+    ended = {"reason": "Deleted", "message": ""}
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", code=143, finished_at=2.0, ended=ended))
+    await world.until(lambda: not world.exists())
+    assert world.allocator.released == []
+
+
+async def test_a_pod_that_vanishes_is_ended_at_once(world: path.World) -> None:
+    """A forced deletion takes the object first; the job must not outlive it, nor the pod's files."""
+    uid = await running(world)
+    world.api.remove(f"{path.PODS}/p")
+    await world.until(lambda: bool(world.line.asked))
+    assert world.line.asked[0][1] == worker.FORCED_GRACE_SECONDS
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", code=137, finished_at=2.0))
+    await world.until(lambda: not Path(world.state.pod(uid).root).exists())
+
+
+async def test_a_deleted_pod_that_never_got_a_job_goes_at_once(world: path.World) -> None:
+    """A pod that waits for a ConfigMap is deleted without a job or a stuck worker."""
+    world.preparer.errors = [prepare.NotReady({"c": ("CreateContainerConfigError", "nope")}, seconds=60)]
+    world.create()
+    await world.until(lambda: world.preparer.asked == 1)
+    await world.delete()
+    await world.until(lambda: not world.exists())
+    assert world.allocator.submitted == []
+
+
+async def test_what_keeps_a_pod_waiting_is_in_its_containers(world: path.World) -> None:
+    """The waiting reason of the container is the kubelet's."""
+    world.preparer.errors = [prepare.NotReady({"c": ("ErrImagePull", "no such image")}, seconds=60)]
+    world.create()
+    await world.until(lambda: bool(world.status().get("containerStatuses")))
+    waiting = world.status()["containerStatuses"][0]["state"]["waiting"]
+    assert waiting == {"reason": "ErrImagePull", "message": "no such image"}
+
+
+async def test_a_refusal_of_sbatch_fails_the_pod_in_its_own_words(world: path.World) -> None:
+    """A lasting refusal is final; nothing is submitted again."""
+    world.allocator.refusals = [errors.JobRefused("sbatch: error: invalid partition specified: gpuu (known: gpu)")]
+    world.create()
+    await world.until(lambda: world.status().get("phase") == "Failed")
+    assert "invalid partition specified: gpuu (known: gpu)" in world.status()["message"]
+    assert world.allocator.submitted == []
+
+
+async def test_a_submission_whose_answer_was_lost_is_not_repeated(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm is asked for the job before another is submitted."""
+    monkeypatch.setattr(worker, "SUBMIT_PAUSE_SECONDS", 0.01)
+    world.allocator.refusals = [errors.SlurmUnavailable("timed out", may_have_succeeded=True)]
+    uid = world.create()
+    world.allocator.found[uid] = "101"
+    world.allocator.jobs["101"] = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING", reason="Resources")
+    await world.until(lambda: "Slurm job 101" in str(world.status().get("message")))
+    assert world.allocator.submitted == []
+
+
+async def test_a_temporary_refusal_is_tried_again(world: path.World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submit limit keeps the pod Pending, and it runs in the end."""
+    monkeypatch.setattr(worker, "SUBMIT_PAUSE_SECONDS", 0.01)
+    world.allocator.refusals = [errors.SlurmUnavailable("QOSMaxSubmitJobPerUserLimit")] * 3
+    uid = world.create()
+    await world.until(lambda: world.allocator.submitted == [uid])
+
+
+async def test_a_kubelet_that_restarts_adopts_what_runs(world: path.World) -> None:
+    """The job is found again, its report read from the file, and nothing is submitted twice."""
+    uid = await running(world)
+    jobdir.write_json(world.state.pod(uid).report, report(uid, 5, state="terminated", code=3, finished_at=2.0))
+    world.allocator.found[uid] = "101"
+    await world.restart()
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert world.status()["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+    assert world.allocator.submitted == [uid]
+
+
+async def test_a_cancelled_job_fails_the_pod_with_the_reason(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Slurm ended is Failed, whatever the restart policy, and is not run again."""
+    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = await running(world, restartPolicy="Always")
+    await world.agents.disconnected(uid)
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert world.status()["reason"] == "Evicted"
+    assert "cancelled" in world.status()["message"]
+    assert world.allocator.submitted == [uid]
+
+
+async def test_silence_of_slurm_changes_nothing(world: path.World) -> None:
+    """UNKNOWN is not gone: a pod whose job Slurm does not speak of stays as it is."""
+    uid = await running(world)
+    await world.agents.disconnected(uid)
+    world.allocator.say("101", phase=model.Phase.UNKNOWN)
+    await world.agents.connected(uid)
+    await world.agents.took_report(uid, report(uid, 2, pod_ip="10.244.0.9"))
+    await world.until(lambda: world.status()["podIP"] == "10.244.0.9")
+    assert world.status()["phase"] == "Running"
+
+
+async def test_an_overwritten_status_is_put_right(world: path.World) -> None:
+    """Somebody else's Ready=False does not stay."""
+    await running(world)
+    false = {"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "Outage"}]}}
+    await world.api.patch(f"{path.PODS}/p/status", false)
+    await world.until(lambda: {"Ready": "True"}.items() <= conditions(world).items())
+
+
+def conditions(world: path.World) -> dict[str, str]:
+    """The pod's conditions by type."""
+    return {c["type"]: c["status"] for c in world.status()["conditions"]}
+
+
+async def test_a_queued_pod_past_its_deadline_fails_and_leaves_the_queue(world: path.World) -> None:
+    """activeDeadlineSeconds counts from the start time, in the queue too."""
+    world.create(activeDeadlineSeconds=0)
+    await world.until(lambda: world.status().get("phase") == "Failed")
+    assert world.status()["reason"] == "DeadlineExceeded"
+
+
+async def test_one_pods_trouble_is_not_anothers(world: path.World) -> None:
+    """An error that nobody foresaw stays with its pod, and is tried again."""
+    world.preparer.errors = [errors.HpkError("a surprise")]
+    world.create("bad")
+    await world.until(lambda: world.preparer.asked == 1)
+    good = world.create("good")
+    await world.until(lambda: good in world.allocator.submitted)
+
+
+async def test_a_pod_that_is_refused_gets_no_job(world: path.World) -> None:
+    """Refused by name: Failed, with the field in the message."""
+    world.create(hostPID=True)
+    await world.until(lambda: world.status().get("phase") == "Failed")
+    assert "spec.hostPID" in world.status()["message"]
+    assert world.allocator.submitted == []
+
+
+async def test_finished_pods_leave_no_worker(world: path.World) -> None:
+    """Memory does not grow with what is over."""
+    uid = await running(world)
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    await world.until(lambda: not world.pods._workers)
+    assert world.agents.newest(uid) is None
