@@ -131,10 +131,8 @@ def read_request(connection: socket.socket) -> "tuple[dict[str, Any], bytes] | N
         request = json.loads(receive(connection, size).decode("utf-8", "surrogateescape"))
     except ValueError as error:
         raise Refused(f"the request is not JSON: {error}") from error
-    if request.get("version") != VERSION:
-        raise Refused(
-            f"the gateway speaks version {VERSION}, not {request.get('version')}: start it from the same hpk.sif"
-        )
+    if not isinstance(request, dict) or request.get("version") != VERSION:
+        raise Refused(f"the gateway speaks version {VERSION}, not the client's: start it from the same hpk.sif")
     if int(request.get("stdin") or 0) > MAX_STDIN:
         raise Refused("the standard input is too long")
     return request, receive(connection, int(request.get("stdin") or 0))
@@ -274,7 +272,6 @@ class Gateway:
         self.path = path
         self.environment = environment(keep)
         self.slots = threading.BoundedSemaphore(MAX_COMMANDS)
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def listen(self) -> None:
         """Make the directory and the socket, for this user only.
@@ -290,6 +287,7 @@ class Gateway:
         for leftover in (temporary, self.path):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(leftover)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(temporary)
         os.chmod(temporary, 0o600)
         self.listener.listen(128)
@@ -366,7 +364,7 @@ def site(apptainers: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
         "architecture": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "slurm_version": _first_line(["sinfo", "--version"], env).replace("slurm", "").strip(),
+        "slurm_version": _first_line(["sinfo", "--version"], env).rpartition(" ")[2],
         "apptainer": apptainer(apptainers[0] if apptainers else "apptainer", env),
         "subuid": subordinate("/etc/subuid", account),
         "subgid": subordinate("/etc/subgid", account),

@@ -1,0 +1,140 @@
+"""Slurm's answers become values, and its refusals become errors that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpk import errors
+from hpk.slurm import client, model, refusals
+from tests.fakes import slurm as fake
+
+HOME = Path("/home/alice")
+SINFO = "c1|main|main*|up|infinite|n/a|idle|4|100|(null)|(null)".replace("|", "\x1f") + "\x1e\n"
+
+
+async def test_submit_hands_the_script_over() -> None:
+    """The script goes by standard input, byte for byte, and the id comes back."""
+    talk = fake.Conversation(("sbatch", "42\n"))
+    assert await client.Slurm(talk).submit("#!/bin/bash\necho ü\n", directory=HOME) == "42"
+    assert talk.calls == [fake.Call("sbatch --parsable --chdir=/home/alice", "#!/bin/bash\necho ü\n", "/home/alice")]
+
+
+@pytest.mark.parametrize("name", sorted(set(fake.REFUSALS) - {"partition"}))
+async def test_lasting_refusals(name: str) -> None:
+    """What will never work is refused in sbatch's own words."""
+    talk = fake.Conversation(("sbatch", fake.refusal(fake.REFUSALS[name])))
+    with pytest.raises(errors.JobRefused) as caught:
+        await client.Slurm(talk).submit("#!/bin/sh\n", directory=HOME)
+    assert fake.REFUSALS[name].splitlines()[0] in str(caught.value)
+
+
+async def test_a_wrong_partition_names_the_right_ones() -> None:
+    """The user reads which partitions there are."""
+    talk = fake.Conversation(("sbatch", fake.refusal(fake.REFUSALS["partition"])), ("sinfo", SINFO))
+    with pytest.raises(errors.JobRefused, match=r"invalid partition specified: nosuch; .* \(known: main\)"):
+        await client.Slurm(talk).submit("#!/bin/sh\n", directory=HOME)
+
+
+@pytest.mark.parametrize("name", sorted(fake.OUTAGES))
+async def test_passing_refusals(name: str) -> None:
+    """Limits, outages and rate limits pass; only a request without an answer may have made a job."""
+    talk = fake.Conversation(("sbatch", fake.refusal(fake.OUTAGES[name])))
+    with pytest.raises(errors.SlurmUnavailable) as caught:
+        await client.Slurm(talk).submit("#!/bin/sh\n", directory=HOME)
+    assert caught.value.may_have_succeeded is (name in {"timed-out", "zero"})
+    assert caught.value.limits_rate is (name == "rate")
+
+
+@pytest.mark.parametrize(
+    "result", [client.Result(code=-9, end="timeout"), client.Result(code=0, stdout=b"hello\n"), client.Result(code=0)]
+)
+async def test_an_unclear_submission_may_have_succeeded(result: client.Result) -> None:
+    """After a timeout, or an answer without an id, the caller must look for the job first."""
+    with pytest.raises(errors.SlurmUnavailable) as caught:
+        await client.Slurm(fake.Conversation(("sbatch", result))).submit("#!/bin/sh\n", directory=HOME)
+    assert caught.value.may_have_succeeded
+
+
+async def test_jobs_are_one_question() -> None:
+    """All of the user's jobs, in all states, come from one squeue."""
+    talk = fake.Conversation(
+        ("squeue", fake.squeue(("1", "TIMEOUT", "TimeLimit", "c1", "p", "5", "65", "/w", "n", "c")))
+    )
+    jobs = await client.Slurm(talk, uid=2000).jobs()
+    assert (jobs["1"].state, jobs["1"].end_time) == (model.JobState.TIMEOUT, 65.0)
+    assert len(talk.calls) == 1
+    assert "--states=all" in talk.calls[0].line
+    assert "--user=2000" in talk.calls[0].line
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        fake.refusal("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"),
+        client.Result(code=-9, end="timeout"),
+        client.Result(code=-9, end="overflow"),
+        errors.SlurmUnavailable("no gateway"),
+    ],
+)
+async def test_no_answer_is_an_error(reply: client.Result | Exception) -> None:
+    """Silence is never an empty list of jobs."""
+    with pytest.raises(errors.SlurmUnavailable):
+        await client.Slurm(fake.Conversation(("squeue", reply))).jobs()
+
+
+async def test_a_rate_limit_is_told() -> None:
+    """The poller must know that it asks too often."""
+    talk = fake.Conversation(("squeue", fake.refusal("slurm_load_jobs error: Rate limit exceeded, please retry later")))
+    with pytest.raises(errors.SlurmUnavailable) as caught:
+        await client.Slurm(talk).jobs()
+    assert caught.value.limits_rate
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        fake.refusal("scancel: error: Kill job error on job id 9: Invalid job id specified\n"),
+        fake.refusal("scancel: error: Kill job error on job id 9: Job/step already completing or completed\n"),
+    ],
+)
+async def test_cancel_twice(reply: str | client.Result) -> None:
+    """A job that has ended is cancelled already."""
+    talk = fake.Conversation(("scancel", reply))
+    await client.Slurm(talk).cancel("9")
+    await client.Slurm(talk).cancel_many(["9"])
+    assert talk.calls[0].line == "scancel 9"
+
+
+async def test_cancel_fails_truly() -> None:
+    """An outage is to be tried again, somebody else's job is not."""
+    away = fake.Conversation(("scancel", fake.refusal("scancel: error: Unable to contact slurm controller\n")))
+    with pytest.raises(errors.SlurmUnavailable):
+        await client.Slurm(away).cancel("9")
+    denied = fake.Conversation(("scancel", fake.refusal("scancel: error: Kill job error: Access/permission denied\n")))
+    with pytest.raises(errors.JobRefused):
+        await client.Slurm(denied).cancel("9")
+
+
+async def test_a_signal_reaches_the_script() -> None:
+    """A signal goes to the job's script and its children."""
+    talk = fake.Conversation(("scancel", ""))
+    await client.Slurm(talk).cancel("9", signal="TERM")
+    assert talk.calls[0].line == "scancel --signal=TERM --full 9"
+
+
+async def test_no_accounting_is_no_error() -> None:
+    """A site without slurmdbd knows nothing more of a job; an outage is still an outage."""
+    none = fake.refusal("Slurm accounting storage is disabled\n")
+    assert await client.Slurm(fake.Conversation(("sacct", none))).accounting(["1"]) == {}
+    away = fake.refusal("sacct: error: slurmdbd: Connection refused\n")
+    with pytest.raises(errors.SlurmUnavailable):
+        await client.Slurm(fake.Conversation(("sacct", away))).accounting(["1"])
+    assert await client.Slurm(fake.Conversation()).accounting([]) == {}
+
+
+def test_a_site_plugin_may_say_anything() -> None:
+    """A text that nobody knows is lasting: what passes is a known list."""
+    assert not refusals.is_passing("sbatch: error: Computer says no")

@@ -1,0 +1,191 @@
+"""Slurm's text becomes values, whatever users wrote into names and comments."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpk.slurm import model, parse
+from tests.fakes import slurm as fake
+
+
+def test_a_job_is_read_whole() -> None:
+    """Every field of squeue lands in its attribute; Slurm's words for nothing become nothing."""
+    text = fake.squeue((
+        "12", "RUNNING", "None", "c[1-2]", "main", "1795825440", "N/A", "/home/a/.hpk/pods/u", "a/b", "uid-1",
+    ))  # fmt: skip
+    assert parse.jobs(text) == {
+        "12": model.Job(
+            id="12",
+            state=model.JobState.RUNNING,
+            nodes="c[1-2]",
+            partition="main",
+            start_time=1795825440.0,
+            work_directory="/home/a/.hpk/pods/u",
+            name="a/b",
+            comment="uid-1",
+        )
+    }
+
+
+def test_the_wait_has_its_reason() -> None:
+    """A queued job keeps Slurm's own reason."""
+    text = fake.squeue(("1", "PENDING", "Resources", "", "main", "N/A", "N/A", "/", "n", "(null)"))
+    job = parse.jobs(text)["1"]
+    assert (job.reason, job.state.is_queued, job.comment) == ("Resources", True, "")
+
+
+@given(
+    name=st.text(st.characters(exclude_characters="\x1e\x1f", exclude_categories=["Cs"])),
+    comment=st.text(st.characters(exclude_characters="\x1e", exclude_categories=["Cs"])),
+)
+def test_free_text_moves_no_field(name: str, comment: str) -> None:
+    """Bars, blanks, line ends and the word RUNNING in a name or comment do not spoil this job or the next."""
+    text = fake.squeue(
+        ("1", "PENDING", "Priority", "", "p", "N/A", "N/A", "/w", name, comment),
+        ("2", "RUNNING", "None", "c1", "p", "5", "N/A", "/w", "RUNNING | x", "PENDING"),
+    )
+    jobs = parse.jobs(text)
+    assert [jobs["1"].state, jobs["2"].state] == [model.JobState.PENDING, model.JobState.RUNNING]
+    assert jobs["1"].name == name
+
+
+def test_a_warning_in_between_is_no_job() -> None:
+    """What squeue prints besides records is left out."""
+    assert parse.jobs("squeue: something odd\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("CANCELLED by 1000", model.JobState.CANCELLED),
+        ("CANCELLED+", model.JobState.CANCELLED),
+        ("OUT_OF_MEMORY", model.JobState.OUT_OF_MEMORY),
+        ("SOMETHING_NEW", model.JobState.UNKNOWN),
+        ("", model.JobState.UNKNOWN),
+    ],
+)
+def test_states(word: str, state: model.JobState) -> None:
+    """Slurm's decorations are taken off; a word of a later Slurm is UNKNOWN, not over."""
+    assert parse.state(word) is state
+    assert not (state is model.JobState.UNKNOWN and (state.is_over or state.is_queued))
+
+
+@pytest.mark.parametrize(
+    ("text", "by_name", "by_type"),
+    [
+        ("(null)", {}, {}),
+        ("gpu:2", {"gpu": 2}, {}),
+        ("gpu:a100:4(S:0-1),gpu:h100:2(S:0,1),shard:8", {"gpu": 6, "shard": 8}, {"gpu:a100": 4, "gpu:h100": 2}),
+        ("cray:4,bw:lustre:no_consume:4G", {"cray": 4, "bw": 4 << 30}, {"bw:lustre": 4 << 30}),
+        ("nic", {"nic": 1}, {}),
+        ("gpu:3g.20gb:2", {"gpu": 2}, {"gpu:3g.20gb": 2}),
+    ],
+)  # fmt: skip
+def test_gres(text: str, by_name: dict[str, int], by_type: dict[str, int]) -> None:
+    """Types and sockets are told from counts."""
+    assert parse.gres(text) == (by_name, by_type)
+
+
+@pytest.mark.parametrize(
+    ("word", "usable"),
+    [
+        ("idle", True), ("mixed", True), ("allocated", True), ("idle~", True), ("mixed-", True), ("planned", True),
+        ("reserved", True), ("maint", True), ("completing", True), ("allocated#", True),
+        ("down", False), ("down*", False), ("idle*", False), ("drained", False), ("draining", False),
+        ("drained*", False), ("inval", False), ("future", False), ("unknown", False), ("mixed+drain", True),
+    ],
+)  # fmt: skip
+def test_usable_nodes(word: str, *, usable: bool) -> None:
+    """Down, drained and silent nodes do not count; those that are busy or asleep do."""
+    assert parse.is_usable(word) is usable
+
+
+def _sinfo(*rows: str) -> str:
+    return "".join(row.replace("|", parse.UNIT) + parse.RECORD + "\n" for row in rows)
+
+
+def test_capacity_counts_a_node_once() -> None:
+    """A node in two partitions is one node; a down node is none; each partition has its own sums."""
+    capacity = parse.capacity(
+        _sinfo(
+            "c1|main|main*|up|infinite|1:00:00|mixed|32|32000|(null)|(null)",
+            "c2|main|main*|up|infinite|1:00:00|idle|16|16000|gpu:a100:2|big,ib",
+            "c2|gpu|gpu|up|2-00:00:00|n/a|idle|16|16000|gpu:a100:2|big,ib",
+            "c3|main|main*|up|infinite|1:00:00|down*|32|32000|gpu:8|(null)",
+            "c4|old|old|drain|30:00|n/a|idle|4|4000+|(null)|(null)",
+        )
+    )
+    assert (capacity.cpus, capacity.memory_bytes, capacity.gres) == (52, 52000 << 20, {"gpu": 2})
+    assert capacity.default_partition == "main"
+    assert (capacity.largest_cpus, capacity.largest_memory_bytes) == (32, 32000 << 20)
+    assert capacity.nodes["c2"].partitions == {"main", "gpu"}
+    assert capacity.nodes["c2"].features == {"big", "ib"}
+    main, gpu, old = (capacity.partitions[name] for name in ("main", "gpu", "old"))
+    assert (main.cpus, main.nodes, main.max_seconds, main.default_seconds) == (48, 2, None, 3600)
+    assert (gpu.cpus, gpu.max_seconds, gpu.default_seconds, gpu.is_default) == (16, 172800, None, False)
+    assert (old.is_up, old.max_seconds) == (False, 1800)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0), ("90", 5400), ("1:30", 90), ("2:00:00", 7200), ("1-0", 86400), ("1-12", 129600),
+        ("1-2:3", 93780), ("1-2:3:4", 93784), ("UNLIMITED", None), ("infinite", None), ("-1", None),
+    ],
+)  # fmt: skip
+def test_durations(text: str, seconds: int | None) -> None:
+    """Each format of --time means what sbatch(1) says."""
+    assert parse.duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "1h", "1:2:3:4", "1-", "1-2-3", "-5", "1:-2", "1.5"])
+def test_no_durations(text: str) -> None:
+    """Anything else is an error that shows the text."""
+    with pytest.raises(ValueError, match="time limit"):
+        parse.duration(text)
+
+
+@given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+def test_durations_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
+    """The longest format is the sum of its parts."""
+    expected = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    assert parse.duration(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == expected
+
+
+def test_accounting_has_exit_codes() -> None:
+    """Sacct adds the script's exit code and signal."""
+    row = ["19", "CANCELLED by 2000", "0:15", "None", "None assigned", "main", "5", "Unknown", "/w", "n"]
+    job = parse.accounting(parse.UNIT.join(row) + "\n")["19"]
+    assert (job.state, job.exit_code, job.signal, job.nodes, job.end_time) == (
+        model.JobState.CANCELLED,
+        0,
+        15,
+        "",
+        None,
+    )
+
+
+def test_controller_load() -> None:
+    """Sdiag's counts, by type and by user."""
+    load = parse.controller_load(fake.SDIAG)
+    assert (load.server_threads, load.agent_queue) == (3, 7)
+    assert load.calls == {"REQUEST_SUBMIT_BATCH_JOB": 28, "REQUEST_JOB_INFO": 5}
+    assert load.calls_by_user == {"alice": 33, "root": 24}
+
+
+@pytest.mark.parametrize(
+    ("text", "job_id"), [("12\n", "12"), ("12;cluster\n", "12"), ("Welcome 7!\n\n12\n", "12"), ("", None), ("x", None)]
+)
+def test_job_ids(text: str, job_id: str | None) -> None:
+    """The id is found among a site's own greetings."""
+    assert parse.job_id(text) == job_id
+
+
+def test_messages_are_one_line() -> None:
+    """Repeated lines are said once."""
+    assert (
+        parse.messages("sbatch: error: a\n\nsbatch: error: b\nsbatch: error: a\n")
+        == "sbatch: error: a; sbatch: error: b"
+    )
