@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 _HEADER = re.compile(
     rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9})\d*)?(Z|[+-]\d\d:\d\d) (stdout|stderr) ([^ ]*) ", re.DOTALL
 )
+_TEXTS = {
+    # One substitution makes text of a whole block: a partial entry's text without its newline, any other's
+    # with it, and nothing of a line that is no entry (of this stream).
+    stream: re.compile(
+        rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (?:%s) "
+        rb"(?:P(?::[^ \n]*)? ([^\n]*)\n|[^ \n]* ([^\n]*\n))|[^\n]*\n" % name
+    )
+    for stream, name in ((None, b"stdout|stderr"), ("stdout", b"stdout"), ("stderr", b"stderr"))
+}
 _SECOND_NS = 1_000_000_000
+_LAST_SECOND = 253402300799
+"""9999-12-31T23:59:59Z."""
 LONGEST_ENTRY_BYTES = 1 << 20
 """The agent cuts entries at 16 KiB; what is longer than this is passed on in pieces, to bound our memory."""
 
@@ -36,8 +47,7 @@ class Options:
     """``stdout`` or ``stderr``; None for both."""
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     is_wanted: bool
     is_partial: bool
     stamp: bytes
@@ -54,7 +64,9 @@ class Filter:
     def __init__(self, options: Options) -> None:
         self.is_full = False
         self._options = options
-        self._since = options.since_ns
+        self._since = None if options.since_ns is None else _stamp(options.since_ns)
+        self._is_plain = options.since_ns is None and not options.timestamps
+        self._texts = _TEXTS[options.stream]
         self._remaining = options.limit_bytes
         self._rest = b""
         self._at_line_start = True
@@ -62,9 +74,17 @@ class Filter:
 
     def feed(self, block: bytes) -> bytes:
         """Take the next block of the file and return what comes out of it."""
-        lines = (self._rest + block).split(b"\n")
-        self._rest = lines.pop()
-        found = [self._entry(line) for line in lines]
+        data = self._rest + block
+        end = data.rfind(b"\n") + 1
+        data, self._rest = data[:end], data[end:]
+        found = []
+        if self._going_on is not None and data:
+            line, _, data = data.partition(b"\n")
+            found.append(self._entry(line))
+        if self._is_plain:
+            found.append(self._texts.sub(rb"\1\2", data))
+        elif data:
+            found += [self._entry(line) for line in data[:-1].split(b"\n")]
         if len(self._rest) > LONGEST_ENTRY_BYTES:
             found.append(self._piece())
         return self._limited(b"".join(found))
@@ -88,7 +108,8 @@ class Filter:
         line, self._rest = self._rest, b""
         entry = self._going_on or self._parsed(line)
         start = 0 if self._going_on else entry.text_at if entry else 0
-        self._going_on = entry
+        # Of what is no entry, the end is not looked at as if a new one began there.
+        self._going_on = entry or _Entry(is_wanted=False, is_partial=False, stamp=b"", text_at=0)
         if entry is None or not entry.is_wanted or not line[start:]:
             return b""
         return self._put(entry.stamp, line[start:])
@@ -104,14 +125,14 @@ class Filter:
         if match is None:
             return None
         second, fraction, zone, stream, tag = match.groups()
-        fraction = (fraction or b"").ljust(9, b"0")
+        stamp = second + b"." + (fraction or b"").ljust(9, b"0")
         is_wanted = self._options.stream in (None, stream.decode())
         if is_wanted and self._since is not None:
             try:
-                is_wanted = _nanoseconds(second, fraction, zone) >= self._since
-            except ValueError:
+                is_wanted = (stamp if zone == b"Z" else _in_utc(stamp, zone)) >= self._since
+            except (ValueError, OverflowError):
                 return None
-        return _Entry(is_wanted, tag.split(b":")[0] == b"P", second + b"." + fraction + zone, match.end())
+        return _Entry(is_wanted, tag == b"P" or tag.startswith(b"P:"), stamp + zone, match.end())
 
     def _limited(self, found: bytes) -> bytes:
         if self._remaining is None:
@@ -122,9 +143,20 @@ class Filter:
         return found
 
 
-def _nanoseconds(second: bytes, fraction: bytes, zone: bytes) -> int:
-    at = datetime.fromisoformat((second + (b"+00:00" if zone == b"Z" else zone)).decode())
-    return int(at.timestamp()) * _SECOND_NS + int(fraction)
+def _stamp(nanoseconds: int) -> bytes:
+    """The instant as the file's stamps are written, in UTC without its Z: they compare as the instants do."""
+    second, nano = divmod(nanoseconds, _SECOND_NS)
+    if second < 0:
+        return b""
+    if second > _LAST_SECOND:
+        return b"~"
+    return f"{datetime.fromtimestamp(second, tz=UTC):%Y-%m-%dT%H:%M:%S}.{nano:09d}".encode()
+
+
+def _in_utc(stamp: bytes, zone: bytes) -> bytes:
+    second, _, fraction = stamp.partition(b".")
+    at = datetime.fromisoformat((second + zone).decode()).astimezone(UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%S.").encode() + fraction
 
 
 def tail_start(read: Callable[[int, int], bytes], *, size: int, entries: int, block_bytes: int = 1 << 16) -> int:
