@@ -29,7 +29,7 @@ class Line(Protocol):
 
 
 class Agents:
-    """Reports by pod UID.  The link's callbacks are `took_report`, `connected` and `disconnected`; none of them waits."""
+    """Reports by pod UID.  The link's callbacks are `took_report`, `connected` and `disconnected`; none waits."""
 
     def __init__(self, state: jobdir.State, *, on_change: Callable[[str], None]) -> None:
         self._state, self._on_change = state, on_change

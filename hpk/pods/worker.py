@@ -120,6 +120,10 @@ class Worker:
             return None
         if (pause := self._launch_at - time.monotonic()) > 0:
             return pause  # our own status write woke us: no reason to try again before it is time
+        return await self._try_to_launch(pod)
+
+    async def _try_to_launch(self, pod: v1.Pod) -> float | None:
+        """Submit the pod's job, or say why not; the seconds until it should be tried again."""
         try:
             return await self._launch(pod)
         except errors.PodRefused as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from hpk import errors, jobdir
 from hpk.pods import admit, agents, events, model, prepare, report, watch, worker
@@ -124,7 +124,7 @@ class World:
             )
         )
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self.pods.run())
         return self
 
@@ -171,5 +171,5 @@ class World:
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until it holds; the test fails if it never does."""
         async with asyncio.timeout(SECONDS):
-            while not holds():
+            while not holds():  # noqa: ASYNC110 - any condition of the world, which has no event of its own
                 await asyncio.sleep(0.002)
