@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
+from hpk.network import sandbox
+
 if TYPE_CHECKING:
     from hpk.pods import model
 
@@ -51,7 +53,7 @@ def _sbatch_quoted(value: str) -> str:
 
 
 def shell_word(word: str) -> str:
-    """A word of the sandbox's argv; one that holds ``$HPK_SCRATCH`` is expanded by the job's shell, no other."""
-    if "$HPK_SCRATCH" in word:
+    """A word of the sandbox's argv; the job's shell expands ``$HPK_SCRATCH`` and the job's facts, nothing else."""
+    if "$HPK_SCRATCH" in word or word in sandbox.FACTS:
         return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`") + '"'
     return shlex.quote(word)
