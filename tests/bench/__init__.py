@@ -1,0 +1,1 @@
+"""Benchmarks on the simulated cluster; ``make bench`` runs them all, ``make bench BENCH=NAME`` one."""

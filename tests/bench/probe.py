@@ -1,0 +1,160 @@
+"""Runs on the control host as the user, and measures how long a workload takes to start; stdlib and kubernetes only.
+
+The workload is one program of one image: it writes the time at which it runs into a file of the shared home.
+``direct`` is `sbatch` of a script that runs `apptainer exec IMAGE`, ``pod`` a pod of the same image and command
+created by a warm API client, ``kubectl`` the same by kubectl.  Each is timed from just before the submission to
+the workload's own time stamp, in alternation, so that the machine's mood meets all alike.
+
+    probe.py ROUNDS IMAGE SIF DIRECTORY
+
+prints one JSON document: {"direct": [seconds], "pod": [...], "kubectl": [...], "end": [...], "stages": [...]}.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import os
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PATIENCE_SECONDS = 60.0
+PODS = "/api/v1/namespaces/default/pods"
+
+
+class Client:
+    """The API server by one kept connection, as the user of the kubeconfig."""
+
+    def __init__(self) -> None:
+        document = yaml.safe_load(Path(os.environ.get("KUBECONFIG", Path.home() / ".kube/config")).read_text())
+        cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
+        self._url = cluster["server"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        context = ssl.create_default_context(cadata=authority)
+        with tempfile.NamedTemporaryFile("wb") as file:
+            file.write(base64.b64decode(user["client-certificate-data"]))
+            file.write(base64.b64decode(user["client-key-data"]))
+            file.flush()
+            context.load_cert_chain(file.name)
+        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """One request; the decoded answer."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)  # noqa: S310
+        with self._opener.open(request, timeout=PATIENCE_SECONDS) as answer:
+            return json.load(answer)
+
+
+def wait_for(path: Path) -> float:
+    """The time that the workload wrote."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            text = path.read_text()
+        except FileNotFoundError:
+            text = ""
+        if text.endswith("\n"):
+            return float(text)
+        time.sleep(0.005)
+    raise TimeoutError(f"{path.name}: the workload has not started after {PATIENCE_SECONDS:.0f} s")
+
+
+def command(mark: str) -> list[str]:
+    """What the workload runs."""
+    return ["sh", "-c", f"date +%s.%N > {mark}.tmp; mv {mark}.tmp {mark}"]
+
+
+def direct(directory: Path, number: int, sif: str) -> float:
+    """Sbatch of `apptainer exec`."""
+    mark = directory / f"direct-{number}"
+    words = " ".join(f"'{word}'" for word in command(str(mark)))
+    script = f"#!/bin/bash\nexec apptainer exec -B {directory} {sif} {words}\n"
+    before = time.time()
+    subprocess.run(
+        ["sbatch", "--parsable", f"--chdir={directory}", "--output=/dev/null"],
+        input=script.encode(),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return wait_for(mark) - before
+
+
+def manifest(directory: Path, name: str, image: str) -> dict[str, Any]:
+    """The same as a pod."""
+    mount = {"name": "out", "mountPath": str(directory)}
+    container = {"name": "c", "image": image, "command": command(str(directory / name)), "volumeMounts": [mount]}
+    volume = {"name": "out", "hostPath": {"path": str(directory)}}
+    spec = {"restartPolicy": "Never", "containers": [container], "volumes": [volume]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def pod(client: Client, directory: Path, number: int, image: str) -> tuple[float, float, dict[str, float]]:
+    """Start-up, end to status, and the stages in seconds since the submission."""
+    name = f"pod-{number}"
+    before = time.time()
+    client.call("POST", PODS, manifest(directory, name, image))
+    began = wait_for(directory / name)
+    ended = wait_for_end(client, name)
+    report = json.loads((Path.home() / ".hpk/pods" / ended["metadata"]["uid"] / "report.json").read_text())
+    finished = report["containers"]["c"]["terminated"]["finished_at"]
+    stages = {key: value - before for key, value in (report.get("stages") or {}).items()}
+    return began - before, ended["seen"] - finished, stages | {"workload": began - before}
+
+
+def wait_for_end(client: Client, name: str) -> Any:
+    """The pod once its status says that it has ended, with the time at which we saw it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        found = client.call("GET", f"{PODS}/{name}")
+        if found["status"].get("phase") in {"Succeeded", "Failed"}:
+            return found | {"seen": time.time()}
+        time.sleep(0.01)
+    raise TimeoutError(f"pod {name} has not ended after {PATIENCE_SECONDS:.0f} s")
+
+
+def by_kubectl(client: Client, directory: Path, number: int, image: str) -> float:
+    """Start-up by `kubectl create`, its own start included."""
+    name = f"kubectl-{number}"
+    before = time.time()
+    text = json.dumps(manifest(directory, name, image)).encode()
+    subprocess.run(["kubectl", "create", "-f", "-"], input=text, check=True, stdout=subprocess.DEVNULL)
+    began = wait_for(directory / name)
+    wait_for_end(client, name)
+    return began - before
+
+
+def main() -> None:
+    """Measure in alternation and print."""
+    rounds, image, sif = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    directory = Path(sys.argv[4]) / datetime.datetime.now(tz=datetime.UTC).strftime("%H%M%S%f")
+    directory.mkdir(parents=True)
+    client = Client()
+    found: dict[str, list[Any]] = {"direct": [], "pod": [], "kubectl": [], "end": [], "stages": []}
+    direct(directory, 0, sif)
+    pod(client, directory, 0, image)
+    for number in range(1, rounds + 1):
+        found["direct"].append(direct(directory, number, sif))
+        start, end, stages = pod(client, directory, number, image)
+        found["pod"].append(start)
+        found["end"].append(end)
+        found["stages"].append(stages)
+        found["kubectl"].append(by_kubectl(client, directory, number, image))
+    for kind in ("pod", "kubectl"):
+        for number in range(rounds + 1):
+            if kind == "pod" or number:
+                client.call("DELETE", f"{PODS}/{kind}-{number}?gracePeriodSeconds=0")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

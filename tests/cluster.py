@@ -1,0 +1,133 @@
+"""A running HPK on the simulated cluster, for tests, cases, the demo and benchmarks; stdlib only.
+
+    python3 tests/cluster.py up      build what is missing, start the cluster, `hpk up` as alice on ctl
+    python3 tests/cluster.py down    `hpk down`; the simulated cluster stays
+
+`up` is idempotent: an HPK of the same image that runs is used as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SITE = ROOT / "tests/site/site"
+IMAGE = ROOT / "build/hpk.sif"
+USER = "alice"
+HOST = "ctl"
+REGISTRY = "ctl:5000"
+HPK = "/home/alice/.local/bin/hpk"
+SETTINGS = f'insecure_registries = ["{REGISTRY}"]\n'
+
+
+class Failed(Exception):
+    """A command ended with another code than was wanted; the text has its output."""
+
+
+def run(
+    *command: str,
+    user: str = USER,
+    host: str = HOST,
+    stdin: bytes = b"",
+    code: int | None = 0,
+    seconds: float = 120,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command on a host of the cluster; `code` None takes any exit code."""
+    argv = [str(SITE), "run", "--user", user, host, "--", *command]
+    done = subprocess.run(argv, input=stdin, capture_output=True, timeout=seconds, check=False)
+    if code is not None and done.returncode != code:
+        raise Failed(f"{' '.join(command)[:300]}: exit {done.returncode}\n{_tail(done.stdout)}\n{_tail(done.stderr)}")
+    return done
+
+
+def shell(text: str, **options: Any) -> str:
+    """Run a line of shell on a host and return what it printed."""
+    return run("bash", "-c", text, **options).stdout.decode(errors="replace")
+
+
+def kubectl(*arguments: str, stdin: bytes = b"", code: int | None = 0, seconds: float = 120) -> str:
+    """Kubectl as the user; its output."""
+    return run("kubectl", *arguments, stdin=stdin, code=code, seconds=seconds).stdout.decode(errors="replace")
+
+
+def get(kind: str, name: str = "", *arguments: str) -> dict[str, Any]:
+    """An object, or a list of them, as JSON."""
+    found: dict[str, Any] = json.loads(kubectl("get", kind, *([name] if name else []), "-o", "json", *arguments))
+    return found
+
+
+def up(*, is_quiet: bool = False) -> None:
+    """Have HPK running, of the image that this checkout builds."""
+    _local("scripts/build-image.sh", is_quiet=is_quiet)
+    _local("tests/site/site", "up", is_quiet=is_quiet)
+    digest = hashlib.sha256(IMAGE.read_bytes()).hexdigest()
+    if shell("cat ~/.hpk/installed 2>/dev/null; true").strip() != digest or not is_running():
+        run(HPK, "down", code=None)
+        install(digest)
+        start()
+
+
+def is_running() -> bool:
+    """Whether the node is Ready."""
+    jsonpath = '{.status.conditions[?(@.type=="Ready")].status}'
+    done = run("kubectl", "get", "node", "hpk", "-o", f"jsonpath={jsonpath}", "--request-timeout=3s", code=None)
+    return done.stdout == b"True"
+
+
+def install(digest: str = "") -> None:
+    """Put the image, the launcher and the sbatch script into the user's home, as the README tells a user to."""
+    digest = digest or hashlib.sha256(IMAGE.read_bytes()).hexdigest()
+    run("bash", "-c", "rm -f hpk.sif; cat > hpk.sif", stdin=IMAGE.read_bytes())
+    run("apptainer", "run", "hpk.sif", "install")
+    run(
+        "bash",
+        "-c",
+        f"umask 077; mkdir -p .hpk; cat > .hpk/config.toml; echo {digest} > .hpk/installed",
+        stdin=SETTINGS.encode(),
+    )
+
+
+def start() -> None:
+    """`hpk up`."""
+    run(HPK, "up", seconds=180)
+
+
+def stop(*arguments: str) -> None:
+    """`hpk down`."""
+    run(HPK, "down", *arguments, seconds=180)
+
+
+def _local(*command: str, is_quiet: bool) -> None:
+    output = subprocess.DEVNULL if is_quiet else sys.stderr
+    environment = {**os.environ, "PWD": str(ROOT)}
+    done = subprocess.run([str(ROOT / command[0]), *command[1:]], cwd=ROOT, stdout=output, env=environment, check=False)
+    if done.returncode:
+        raise Failed(f"{' '.join(command)}: exit {done.returncode}")
+
+
+def _tail(data: bytes) -> str:
+    return data.decode(errors="replace")[-3000:]
+
+
+def main() -> int:
+    """The command line."""
+    verbs = {"up": up, "down": stop}
+    if sys.argv[1:2] == [] or sys.argv[1] not in verbs:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        verbs[sys.argv[1]]()
+    except Failed as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
