@@ -1,0 +1,158 @@
+"""The user's own kubeconfig: the context ``hpk`` comes with the control plane and goes with ``hpk down``.
+
+Everything else in the file is kept, as data (YAML comments are not).  kubectl's own lock is honoured, so a
+``kubectl config`` at the same moment loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from hpk import errors, jobdir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+NAME = "hpk"
+"""Of cluster, user and context."""
+REMEMBERED = "hpk.io/previous-context"
+"""The extension of our context that holds the name of the one that was current before."""
+LOCK_SECONDS = 10.0
+_LOCK_PAUSE_SECONDS = 0.05
+_SECTIONS = ("clusters", "users", "contexts")
+
+
+def path(environment: Mapping[str, str] | None = None) -> Path:
+    """The file that kubectl writes to: the first of ``$KUBECONFIG``, else ``~/.kube/config``."""
+    environment = os.environ if environment is None else environment
+    for entry in environment.get("KUBECONFIG", "").split(os.pathsep):
+        if entry:
+            return Path(entry).expanduser()
+    return Path("~/.kube/config").expanduser()
+
+
+def merge(document: bytes, *, into: Path | None = None) -> None:
+    """Put the document's ``hpk`` cluster, user and context into the file, and make the context current.
+
+    Doing it again replaces them.  A file that does not exist is made; the result is 0600 in any case, for it
+    holds a key.
+
+    Args:
+        document: A kubeconfig as the control plane writes it.
+        into: The user's file; see :func:`path`.
+
+    Raises:
+        errors.Conflict: Somebody holds the file's lock for long.
+        errors.Fatal: The file is no kubeconfig, or cannot be written.
+    """
+    ours = yaml.safe_load(document)
+    with _edited(into or path()) as config:
+        current = config.get("current-context") or ""
+        previous = _previous(config) if current == NAME else current
+        for section in _SECTIONS:
+            added = [entry for entry in ours[section] if entry["name"] == NAME]
+            config[section] = [e for e in config.get(section) or [] if e.get("name") != NAME] + added
+        context = next(entry for entry in config["contexts"] if entry["name"] == NAME)["context"]
+        context["extensions"] = [{"name": REMEMBERED, "extension": {"context": previous}}]
+        config["current-context"] = NAME
+        config.setdefault("apiVersion", "v1")
+        config.setdefault("kind", "Config")
+
+
+def remove(*, out_of: Path | None = None) -> bool:
+    """Take ``hpk`` out of the file again; the context that was current before is current again.
+
+    Returns:
+        Whether there was anything to take out.
+
+    Raises:
+        errors.Conflict: Somebody holds the file's lock for long.
+        errors.Fatal: The file is no kubeconfig, or cannot be written.
+    """
+    file = out_of or path()
+    if not file.exists():
+        return False
+    with _edited(file) as config:
+        entries = [entry for section in _SECTIONS for entry in config.get(section) or []]
+        if not any(entry.get("name") == NAME for entry in entries):
+            return False
+        if config.get("current-context") == NAME:
+            previous = _previous(config)
+            names = {entry.get("name") for entry in config.get("contexts") or []} - {NAME}
+            config["current-context"] = previous if previous in names else ""
+        for section in _SECTIONS:
+            config[section] = [entry for entry in config.get(section) or [] if entry.get("name") != NAME]
+    return True
+
+
+def _previous(config: dict[str, Any]) -> str:
+    """The context that our own one remembers."""
+    for entry in config.get("contexts") or []:
+        if entry.get("name") == NAME:
+            for extension in (entry.get("context") or {}).get("extensions") or []:
+                if extension.get("name") == REMEMBERED:
+                    return str((extension.get("extension") or {}).get("context") or "")
+    return ""
+
+
+@contextlib.contextmanager
+def _edited(file: Path) -> Iterator[dict[str, Any]]:
+    """The file's content under its lock; what it is changed to is written when the block ends."""
+    # A link, to a file that is kept elsewhere, stays one.
+    file = Path(os.path.realpath(file))
+    try:
+        jobdir.make_directory(str(file.parent))
+        with _locked(file):
+            config = _read(file)
+            before = yaml.safe_dump(config, sort_keys=False)
+            yield config
+            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+            if before != yaml.safe_dump(config, sort_keys=False):
+                jobdir.write_bytes(str(file), text.encode())
+    except OSError as error:
+        raise errors.Fatal(f"Cannot change the kubeconfig {file}: {error.strerror or error}") from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise errors.Fatal(f"Cannot change the kubeconfig {file}: it is not YAML ({error})") from error
+    if config is None:
+        return {}
+    sections = [config.get(section) for section in _SECTIONS] if isinstance(config, dict) else [""]
+    if not all(section is None or isinstance(section, list) for section in sections):
+        raise errors.Fatal(f"Cannot change the kubeconfig {file}: it has not the shape of one")
+    made: dict[str, Any] = config
+    return made
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold kubectl's lock of the file (``<file>.lock``, there or not)."""
+    lock = f"{file}.lock"
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            break
+        except FileExistsError as error:
+            if time.monotonic() > deadline:
+                raise errors.Conflict(
+                    f"Cannot change the kubeconfig {file}: {lock} has been there for {LOCK_SECONDS:.0f} s; "
+                    "remove it if no kubectl is running"
+                ) from error
+            time.sleep(_LOCK_PAUSE_SECONDS)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(lock)  # noqa: PTH108 - beside its os.open
