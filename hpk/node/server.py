@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 import time
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +23,6 @@ from hpk.node import auth, logquery, logs, metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from hpk import jobdir
     from hpk.node import podsource
@@ -38,11 +38,11 @@ LONGEST_HEADER_BYTES = 64 << 10
 Object = dict[str, Any]
 
 
-def tls(*, certificate: Path, key: Path, client_ca: Path) -> ssl.SSLContext:
+def tls(*, certificate_pem: bytes, key_pem: bytes, client_ca_pem: bytes) -> ssl.SSLContext:
     """The server's TLS: client certificates are optional, but one that is given must be of the cluster's CA.
 
     Raises:
-        errors.Fatal: A file cannot be used.
+        errors.Fatal: A PEM text cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -52,10 +52,14 @@ def tls(*, certificate: Path, key: Path, client_ca: Path) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     try:
-        context.load_cert_chain(certificate, key)
-        context.load_verify_locations(cafile=client_ca)
-    except OSError as error:
-        raise errors.Fatal(f"Cannot use {certificate}, {key} or {client_ca} for the kubelet's API: {error}") from error
+        # Python reads certificates of its own from files only: one that is in memory keeps the key off the disk.
+        with os.fdopen(os.memfd_create("kubelet", os.MFD_CLOEXEC), "wb") as file:
+            file.write(certificate_pem.rstrip() + b"\n" + key_pem)
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        context.load_verify_locations(cadata=client_ca_pem.decode())
+    except (OSError, ValueError) as error:
+        raise errors.Fatal(f"Cannot use the certificate for the kubelet's API: {error}") from error
     return context
 
 

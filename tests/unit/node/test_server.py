@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hpk import jobdir
+from hpk import errors, jobdir
 from hpk.node import auth, logs, server
 from tests.fakes import kube
 from tests.fakes import pods as fakes
@@ -36,13 +36,17 @@ class Pair:
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
-    def write(self, path: Path) -> Path:
-        """Write both into one PEM file."""
-        private = self.key.private_bytes(
+    @property
+    def pem(self) -> bytes:
+        """The certificate as PEM."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        """The key as PEM."""
+        return self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        path.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM) + private)
-        return path
 
 
 def issue(name: str, *groups: str, issuer: Pair | None = None) -> Pair:
@@ -83,26 +87,31 @@ class World:
         self.kube.reactions[auth.TOKEN_REVIEWS] = lambda body: {
             "status": {"authenticated": body["spec"]["token"] == "good", "user": {"username": "sa"}}
         }
-        ca = self.ca.write(root / "ca.pem")
-        serving = issue("hpk", issuer=self.ca).write(root / "serving.pem")
+        serving = issue("hpk", issuer=self.ca)
         self.server = server.KubeletServer(
             self.pods,
             state=self.state,
             authenticator=auth.Authenticator(self.kube),
             authorizer=auth.Authorizer(self.kube, "hpk"),
-            context=server.tls(certificate=serving, key=serving, client_ca=ca),
+            context=server.tls(certificate_pem=serving.pem, key_pem=serving.key_pem, client_ca_pem=self.ca.pem),
             host="127.0.0.1",
             port=0,
             configuration={"port": 10250},
         )
         self.sessions: list[aiohttp.ClientSession] = []
 
+    def trust(self) -> ssl.SSLContext:
+        """TLS that trusts the cluster's authority."""
+        context = ssl.create_default_context(cadata=self.ca.pem.decode())
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # our quick certificates lack key identifiers
+        return context
+
     def client(self, pair: Pair | None, **headers: str) -> aiohttp.ClientSession:
         """A client with this certificate, or none."""
-        context = ssl.create_default_context(cafile=str(self.root / "ca.pem"))
-        context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+        context = self.trust()
         if pair is not None:
-            file = pair.write(self.root / f"client{len(self.sessions)}.pem")
+            file = self.root / f"client{len(self.sessions)}.pem"
+            file.write_bytes(pair.pem + pair.key_pem)
             context.load_cert_chain(file)
         session = aiohttp.ClientSession(
             f"https://127.0.0.1:{self.server.port}",
@@ -159,6 +168,12 @@ async def test_a_certificate_of_another_authority_is_not_even_heard(world: World
     assert world.kube.calls == []
 
 
+def test_a_broken_certificate_is_fatal_by_name() -> None:
+    """The program cannot go on, and says with what."""
+    with pytest.raises(errors.Fatal, match="kubelet's API"):
+        server.tls(certificate_pem=b"x", key_pem=b"y", client_ca_pem=b"z")
+
+
 async def test_tokens(world: World) -> None:
     """A good bearer token is a user; a bad one is nobody."""
     assert await answer(world.client(None, Authorization="Bearer good"), "/healthz") == (200, "ok")
@@ -167,8 +182,7 @@ async def test_tokens(world: World) -> None:
 
 async def test_only_http_1_1_is_spoken(world: World) -> None:
     """Upgrades need HTTP/1.1, so nothing newer is negotiated."""
-    context = ssl.create_default_context(cafile=str(world.root / "ca.pem"))
-    context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
+    context = world.trust()
     context.set_alpn_protocols(["h2", "http/1.1"])
     _, writer = await asyncio.open_connection("127.0.0.1", world.server.port, ssl=context)
     assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
