@@ -236,8 +236,7 @@ class Kubelet:
     def _make_server(
         self, settings: config.Settings, control_plane: plane.ControlPlane, kube: client.Kube
     ) -> node_server.KubeletServer:
-        layout = control_plane.layout
-        certificate, key = control_plane.kubelet_certificate.write(layout.issued, "kubelet-server")
+        certificate = control_plane.kubelet_certificate
         control_plane.kubelet_port.bound.close()
         return node_server.KubeletServer(
             source.Source(self.pods, self._reporter),
@@ -245,7 +244,9 @@ class Kubelet:
             authenticator=auth.Authenticator(kube),
             authorizer=auth.Authorizer(kube, settings.node_name),
             context=node_server.tls(
-                certificate=certificate, key=key, client_ca=layout.authority_certificate("kubernetes")
+                certificate_pem=certificate.certificate_pem,
+                key_pem=certificate.key_pem,
+                client_ca_pem=control_plane.ca_pem,
             ),
             host=LISTEN,
             port=control_plane.kubelet_port.port,
