@@ -64,7 +64,15 @@ class PodDirectory:
 
 def make_directory(path: str) -> None:
     """Make the directory and its parents, each 0700; fine if it exists."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        # Not os.makedirs: it gives its mode to the last directory only.
+        make_directory(os.path.dirname(path))
+        make_directory(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
 
 
 def write_bytes(path: str, data: bytes, mode: int = 0o600) -> None:
