@@ -234,14 +234,14 @@ class Slurm:
 
         Args:
             job_id: Of a job of this user.
-            signal: A name such as ``TERM``, sent to the job's script and its children; None ends the job,
-                queued or running.
+            signal: A name such as ``TERM``, sent to the job's script alone, which hands it on in its own
+                order; None ends the job, queued or running.
 
         Raises:
             errors.SlurmUnavailable: No answer; ask again.
             errors.JobRefused: The job is not this user's.
         """
-        options = [] if signal is None else [f"--signal={signal}", "--full"]
+        options = [] if signal is None else [f"--signal={signal}", "--batch"]
         result = await self._runner.run("scancel", *options, job_id)
         if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
             return

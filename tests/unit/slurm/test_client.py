@@ -119,10 +119,10 @@ async def test_cancel_fails_truly() -> None:
 
 
 async def test_a_signal_reaches_the_script() -> None:
-    """A signal goes to the job's script and its children."""
+    """A signal goes to the job's script alone, which stops its children in order."""
     talk = fake.Conversation(("scancel", ""))
     await client.Slurm(talk).cancel("9", signal="TERM")
-    assert talk.calls[0].line == "scancel --signal=TERM --full 9"
+    assert talk.calls[0].line == "scancel --signal=TERM --batch 9"
 
 
 async def test_no_accounting_is_no_error() -> None:
