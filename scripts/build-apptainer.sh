@@ -3,6 +3,7 @@
 #
 #   scripts/build-apptainer.sh OUT      copies the finished tree (usr/, etc/, var/) into OUT; OUT may be /
 #   scripts/build-apptainer.sh --path   only prints where the cached tree is, building it if need be
+#   scripts/build-apptainer.sh --where  the same without building: it may not be there yet
 #
 # Debian packages Apptainer without setuid and without networks, and only in sid.  So this takes
 # upstream's tarball out of Debian's source package (from wherever this machine gets Debian) and
@@ -14,11 +15,16 @@ set -euo pipefail
 wanted=1.4.5 # sid may have moved on: then its version is built instead, with a warning
 configure=(--prefix=/usr --sysconfdir=/etc --localstatedir=/var/lib --with-suid --without-libsubid)
 
-target=${1:?usage: scripts/build-apptainer.sh OUT | --path}
+target=${1:?usage: scripts/build-apptainer.sh OUT | --path | --where}
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${HPK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hpk}/apptainer
 key=$(echo "$wanted ${configure[*]} $(go env GOVERSION GOARCH)" | sha256sum | cut -c1-12)
 tree=$cache/$wanted-$key
+
+if [ "$target" = --where ]; then
+  echo "$tree"
+  exit
+fi
 
 say() { echo "build-apptainer: $*" >&2; }
 

@@ -40,22 +40,21 @@ def entries(apt: pathlib.Path) -> Iterator[tuple[str, str, str]]:
     """Yield (options, uri, suite) of every enabled binary source under apt's configuration folder."""
     for path in sorted(apt.glob("sources.list.d/*.sources")):
         for fields in stanzas(path.read_text()):
-            if fields.get("enabled", "yes").lower() in ("no", "false", "0"):
-                continue
-            if "deb" not in fields.get("types", "").split():
-                continue
-            keyring = fields.get("signed-by", "")
-            options = f"[signed-by={keyring}] " if keyring.startswith("/") else ""
-            for uri in fields.get("uris", "").split():
-                for suite in fields.get("suites", "").split():
-                    yield options, uri, suite
+            yield from stanza_entries(fields)
     for path in [apt / "sources.list", *sorted(apt.glob("sources.list.d/*.list"))]:
-        if not path.is_file():
-            continue
-        for line in path.read_text().splitlines():
-            found = re.match(r"deb\s+(\[[^\]]*\]\s+)?(\S+)\s+(\S+)", line)
-            if found:
-                yield found.group(1) or "", found.group(2), found.group(3)
+        text = path.read_text() if path.is_file() else ""
+        yield from re.findall(r"^deb\s+(\[[^\]]*\]\s+)?(\S+)\s+(\S+)", text, re.MULTILINE)
+
+
+def stanza_entries(fields: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield (options, uri, suite) of one deb822 paragraph; nothing if it is switched off or for sources only."""
+    if fields.get("enabled", "yes").lower() in ("no", "false", "0") or "deb" not in fields.get("types", "").split():
+        return
+    keyring = fields.get("signed-by", "")
+    options = f"[signed-by={keyring}] " if keyring.startswith("/") else ""
+    for uri in fields.get("uris", "").split():
+        for suite in fields.get("suites", "").split():
+            yield options, uri, suite
 
 
 def lines(apt: pathlib.Path, *, own: str, suite: str, source: bool) -> list[str]:

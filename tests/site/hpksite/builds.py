@@ -3,14 +3,13 @@
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 
-from hpksite import images, layout, paths, sh
+from . import images, layout, paths, sh
 
 # What this needs of the machine itself; the Apptainer build looks after its own.
-MACHINE_PACKAGES = ("mmdebstrap", "debian-archive-keyring", "iproute2", "procps", "util-linux", "curl")
+MACHINE_PACKAGES = ("mmdebstrap", "debian-archive-keyring", "iproute2", "procps", "util-linux")
 PROGRAMS = ("etcd", "flanneld", "kubectl", "agnhost")
 MMDEBSTRAP = (
     "--variant=apt", "--mode=root", "--quiet",
@@ -36,38 +35,42 @@ class Built:
 
 
 def ensure() -> Built:
-    """Return all parts, building those that are missing."""
-    _machine_packages()
+    """Return all parts, building those that are missing. To be called under the machine's lock."""
+    _install_missing()
     folder = pathlib.Path(paths.cache(), "site")
     folder.mkdir(parents=True, exist_ok=True)
-    root = rootfs(folder)
-    apptainer = pathlib.Path(sh.out(f"{paths.TREE}/scripts/build-apptainer.sh", "--path").strip())
+    rootfs = _rootfs(folder)
+    apptainer = pathlib.Path(_apptainer())
     programs = folder / "programs"
-    _programs(programs)
-    return Built(root, apptainer, programs, _images(folder, rootfs=root, agnhost=programs / "agnhost"))
+    sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *PROGRAMS)
+    return Built(rootfs, apptainer, programs, _images(folder, rootfs=rootfs, agnhost=programs / "agnhost"))
 
 
-def rootfs(folder: pathlib.Path) -> pathlib.Path:
+def _install_missing() -> None:
+    missing = [name for name in MACHINE_PACKAGES if not sh.succeeds("dpkg", "-s", name)]
+    if missing:
+        sh.say(f"installing {' '.join(missing)}")
+        sh.out("apt-get", "-q", "update")
+        install = ("apt-get", "-qy", "install", "--no-install-recommends", *missing)
+        sh.out("env", "DEBIAN_FRONTEND=noninteractive", *install)
+
+
+def _rootfs(folder: pathlib.Path) -> pathlib.Path:
     """Return the hosts' root file system: Debian with layout.PACKAGES, keyed by that list."""
-    key = _hash(layout.SUITE, *MMDEBSTRAP, *layout.PACKAGES)
-    target = folder / f"rootfs-{layout.SUITE}-{key}"
+    target = folder / f"rootfs-{layout.SUITE}-{_hash(layout.SUITE, *MMDEBSTRAP, *layout.PACKAGES)}"
     if target.is_dir():
         return target
-    sh.say("building the hosts' root file system (about 2 minutes)")
-    building = _fresh(folder / f"{target.name}.building")
-    sources = sh.out(f"{paths.TREE}/scripts/debian-sources.py", layout.SUITE)
-    listed = folder / "sources.list"
-    listed.write_text(sources)
-    sh.out(
-        "mmdebstrap", *MMDEBSTRAP, f"--include={','.join(layout.PACKAGES)}",
-        *(f"--aptopt={setting}" for setting in _apt_settings()),
-        layout.SUITE, str(building), str(listed), log=str(folder / "rootfs.log"),
-    )  # fmt: skip
-    for device in (building / "dev").iterdir():  # each host gets a /dev of its own
-        if not device.is_dir():
-            device.unlink()
-    building.rename(target)
-    return target
+    sh.say("building the hosts' root file system (1 to 2 minutes)")
+    sources = folder / "sources.list"
+    sources.write_text(sh.out(f"{paths.TREE}/scripts/debian-sources.py", layout.SUITE))
+    building = _emptied(folder / "rootfs.building")
+    settings = [f"--aptopt={setting}" for setting in _apt_settings()]
+    include = f"--include={','.join(layout.PACKAGES)}"
+    argv = ("mmdebstrap", *MMDEBSTRAP, *settings, include, layout.SUITE, str(building), str(sources))
+    sh.logged(folder / "rootfs.log", *argv)
+    shutil.rmtree(building / "dev")  # each host gets one of its own
+    (building / "dev").mkdir()
+    return building.rename(target)
 
 
 def _apt_settings() -> list[str]:
@@ -80,21 +83,12 @@ def _apt_settings() -> list[str]:
     return settings
 
 
-def _machine_packages() -> None:
-    missing = [name for name in MACHINE_PACKAGES if not sh.succeeds("dpkg", "-s", name)]
-    if missing:
-        sh.say(f"installing {' '.join(missing)}")
-        sh.out("apt-get", "-q", "update")
-        sh.out(
-            "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qy", "install", "--no-install-recommends", *missing
-        )
-
-
-def _programs(folder: pathlib.Path) -> None:
-    """Put upstream's binaries into `folder`; progress of a cold build goes to the terminal."""
-    code = os.spawnlp(os.P_WAIT, "bash", "bash", f"{paths.TREE}/controlplane/build.sh", str(folder), *PROGRAMS)
-    if code:
-        raise sh.SiteError(f"cannot build {' '.join(PROGRAMS)}: controlplane/build.sh ended with {code}")
+def _apptainer() -> str:
+    script = f"{paths.TREE}/scripts/build-apptainer.sh"
+    expected = sh.out(script, "--where").strip()
+    if not pathlib.Path(expected).is_dir():
+        sh.shown(script, "--path")  # minutes: its progress belongs on the terminal
+    return expected
 
 
 def _images(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path) -> pathlib.Path:
@@ -102,7 +96,7 @@ def _images(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path
     target = folder / f"images-{_hash(source, rootfs.name, _identity(agnhost))}"
     if not target.is_dir():
         sh.say("making the registry's images")
-        building = _fresh(folder / f"{target.name}.building")
+        building = _emptied(folder / "images.building")
         images.build(building, rootfs=rootfs, agnhost=agnhost)
         building.rename(target)
     return target
@@ -117,7 +111,7 @@ def _hash(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def _fresh(folder: pathlib.Path) -> pathlib.Path:
+def _emptied(folder: pathlib.Path) -> pathlib.Path:
     """Return an empty folder, clearing what an interrupted build left in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

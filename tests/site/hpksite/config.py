@@ -2,15 +2,18 @@
 
 import json
 
-from hpksite import layout
+from . import layout
 
 MUNGE_KEY = "hpk simulated site: a key that protects nothing, the same on every host\n" * 4
 CLUSTER = "site"
 PROGRAMS = "/opt/site/bin"  # on a host: what the site runs, not for users
-DATABASE_PASSWORD = "site"  # noqa: S105: for a database that listens on a socket of an isolated host
+DATABASE_PASSWORD = "site"  # for a database that listens on a socket of an isolated host
+
+FLANNEL_KEY = "/coreos.com/network/config"  # in etcd
 
 Files = dict[str, tuple[str, int]]
 
+EXTENDED = {"etc/passwd": 0o644, "etc/group": 0o644, "etc/shadow": 0o640}  # the root file system's own, and modes
 # What belongs to another user than root, in the hosts' roots.  Folders that are missing are made.
 OWNERS = {
     "etc/munge": "munge", "etc/munge/munge.key": "munge", "var/log/munge": "munge", "run/munge": "munge",
@@ -59,15 +62,14 @@ def accounts(profile: layout.Profile, *, base: dict[str, str]) -> Files:
         text["etc/group"] += f"{user.name}:x:{user.uid}:\n"
         text["etc/shadow"] += f"{user.name}:*:20000:0:99999:7:::\n"
         subordinate += f"{user.name}:{user.subid}:{layout.SUBIDS}\n"
-    modes = {"etc/passwd": 0o644, "etc/group": 0o644, "etc/shadow": 0o640}
-    out = {name: (text[name], mode) for name, mode in modes.items()}
+    out = {name: (text[name], mode) for name, mode in EXTENDED.items()}
     for name in ("etc/subuid", "etc/subgid"):
         out[name] = (subordinate if profile.subordinate_ids else "", 0o644)
     return out
 
 
 def slurm(profile: layout.Profile) -> str:
-    """Return slurm.conf: no cgroups (the machine may not lend them), so memory is enforced by accounting."""
+    """Return slurm.conf. No cgroups (the machine may not lend them), so memory is enforced by accounting."""
     lines = [
         f"ClusterName={CLUSTER}",
         "SlurmctldHost=ctl",
@@ -85,6 +87,7 @@ def slurm(profile: layout.Profile) -> str:
         "SelectTypeParameters=CR_Core_Memory",
         "DefMemPerCPU=1000",  # else a job without --mem takes all of a node's
         "SlurmdParameters=config_overrides",  # nodes are larger than the machine
+        # slurmctld looks for work each whole second, its backfill a second after its last look
         "SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=5,bf_interval=1",
         "ReturnToService=2",
         "SlurmdTimeout=30",
@@ -118,11 +121,11 @@ def slurm(profile: layout.Profile) -> str:
 
 
 def gres() -> str:
-    """Return gres.conf: the GPUs are device nodes that hosts.devices makes."""
+    """Return gres.conf: the GPUs are device nodes, made with the hosts' /dev."""
     lines = ["AutoDetect=off"]
-    for host in layout.HOSTS:
-        if host.gpus:
-            lines.append(f"NodeName={host.name} Name=gpu File=/dev/nvidia[0-{host.gpus - 1}]")
+    lines += [
+        f"NodeName={host.name} Name=gpu File=/dev/nvidia[0-{host.gpus - 1}]" for host in layout.HOSTS if host.gpus
+    ]
     return "\n".join(lines) + "\n"
 
 

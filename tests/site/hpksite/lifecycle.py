@@ -1,4 +1,4 @@
-"""up, down, status: the cluster as a whole."""
+"""up, down, kill, status: the cluster as a whole."""
 
 import contextlib
 import fcntl
@@ -6,18 +6,85 @@ import hashlib
 import os
 import pathlib
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 
-from hpksite import builds, config, hosts, layout, network, paths, run, sh, units
+from . import builds, config, hosts, layout, members, network, paths, run, sh, units
 
-SETTLE_SECONDS = 120
+SETTLE_SECONDS = 120  # a quiet machine needs three
+
+
+def up(profile: layout.Profile) -> None:
+    """Bring the cluster to the state that this checkout describes; quick if it is there already.
+
+    A daemon or compute node that has gone is started again. A cluster of other parts or with another
+    configuration, or one that lost its controller, is replaced.
+    """
+    with _lock():
+        started = time.monotonic()
+        built = builds.ensure()
+        wanted = _fingerprint(profile, built)
+        if _recorded() != wanted or run.host_pid(layout.CONTROLLER.name) is None:
+            if network.names() or members.find():
+                sh.say("another cluster, or the rest of one, is there: taking it down first")
+            _tear_down()
+            _prepare(built)
+            pathlib.Path(paths.FINGERPRINT).write_text(wanted)
+        for host in layout.HOSTS:
+            if run.host_pid(host.name) is None:
+                members.end(host)  # an interrupted `up` may have booted it without a note
+                network.connect(host)
+                hosts.boot(host, _root(profile, built, host))
+        _settle(units.table(profile, images=built.images))
+        sh.say(f"up after {time.monotonic() - started:.1f} s (profile {profile.name})")
+
+
+def down(*, purge: bool) -> None:
+    """Remove every process, namespace, mount and interface of the cluster; the users' homes too with `purge`.
+
+    Works on whatever is there: nothing, half a cluster, or one that another checkout started.
+    """
+    with _lock():
+        _tear_down()
+        if purge:
+            shutil.rmtree(paths.DATA, ignore_errors=True)
+
+
+def kill(host: layout.Host) -> None:
+    """Switch a host off, as a power cut does. `up` boots it again, with an empty disk."""
+    with _lock():
+        pid = run.host_pid(host.name)
+        if pid is None:
+            raise sh.SiteError(f"cannot kill {host.name}: it is not up")
+        os.kill(pid, signal.SIGKILL)
+        members.end(host)
+
+
+def status() -> tuple[str, bool]:
+    """Return a table of hosts and daemons, and whether all of it is there and well."""
+    profile = layout.PROFILES.get((_recorded() or "").partition(" ")[0])
+    if profile is None:
+        left = members.find()
+        return f"down; {len(left)} processes are left ('site down' ends them)" if left else "down", False
+    rows = [("HOST", "ADDRESS", "UNIT", "STATE")]
+    for host in layout.HOSTS:
+        is_up = run.host_pid(host.name) is not None
+        for unit in units.table(profile, images=pathlib.Path(paths.IMAGES)):
+            if unit.host == host:
+                state = "HOST DOWN" if not is_up else "ready" if unit.is_ready() else "NOT READY"
+                rows.append((host.name, host.address, unit.name, state))
+    is_healthy = all(row[-1] == "ready" for row in rows[1:])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    verdict = f"profile {profile.name}: {'up and healthy' if is_healthy else 'NOT healthy'}"
+    return "\n".join([*lines, verdict]), is_healthy
 
 
 @contextlib.contextmanager
-def lock() -> Iterator[None]:
+def _lock() -> Iterator[None]:
     """Hold the machine's one lock on the cluster, waiting for another `up` or `down` to end."""
-    with open(paths.LOCK, "w", encoding="ascii") as file:
+    with pathlib.Path(paths.LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -26,33 +93,7 @@ def lock() -> Iterator[None]:
         yield
 
 
-def up(profile: layout.Profile) -> None:
-    """Bring the cluster to the state that this checkout describes; quick if it is there already.
-
-    A dead daemon or host is started again; a cluster of other parts or another configuration is
-    replaced by this one.
-    """
-    with lock():
-        started = time.monotonic()
-        built = builds.ensure()
-        wanted = fingerprint(profile, built)
-        if _recorded() != wanted:
-            if network.names() or hosts.members():
-                sh.say("another cluster, or the rest of one, is there: taking it down first")
-            _tear_down()
-            os.makedirs(paths.RUN, exist_ok=True)
-            _homes()
-            _programs_layer(built)
-            network.up()
-            pathlib.Path(paths.FINGERPRINT).write_text(wanted)
-        for host in layout.HOSTS:
-            if run.host_pid(host.name) is None:
-                hosts.boot(host, layers=_layers(built), files=_files(profile, built, host), owners=config.OWNERS)
-        settle(units.table(profile, images=built.images))
-        sh.say(f"up after {time.monotonic() - started:.1f} s (profile {profile.name})")
-
-
-def settle(table: list[units.Unit]) -> None:
+def _settle(table: list[units.Unit]) -> None:
     """Start what is not ready, in order, and return when all is; a SiteError that names what is not."""
     waiting = {unit.key: unit for unit in table}
     started: set[str] = set()
@@ -68,56 +109,14 @@ def settle(table: list[units.Unit]) -> None:
                 started.add(key)
             elif unit.has_died():
                 raise sh.SiteError(f"cannot keep {key} running; its last words:\n{unit.last_words()}")
-        if time.monotonic() > deadline:
-            stuck = [unit for key, unit in waiting.items() if key in started]
-            words = "\n".join(f"--- {unit.key}\n{unit.last_words()}" for unit in stuck)
-            raise sh.SiteError(f"cannot get ready: {', '.join(waiting)}\n{words}")
+        if waiting and time.monotonic() > deadline:
+            words = [f"--- {key}\n{unit.last_words()}" for key, unit in waiting.items() if key in started]
+            raise sh.SiteError("\n".join([f"cannot get ready: {', '.join(waiting)}", *words]))
         time.sleep(0.03)
 
 
-def down(*, purge: bool) -> None:
-    """Remove every process, namespace, mount and interface of the cluster; /home too with `purge`.
-
-    Works on whatever is there: nothing, half a cluster, or one that another checkout started.
-    """
-    with lock():
-        _tear_down()
-        if purge:
-            shutil.rmtree(paths.DATA, ignore_errors=True)
-
-
-def kill(host: layout.Host) -> None:
-    """Switch a host off, as a power cut does. `up` boots it again, with an empty disk."""
-    pid = run.host_pid(host.name)
-    if pid is None:
-        raise sh.SiteError(f"cannot kill {host.name}: it is not up")
-    os.kill(pid, 9)
-    sh.wait_until(lambda: run.host_pid(host.name) is None, seconds=20, what=f"the end of {host.name}")
-
-
-def status() -> tuple[str, bool]:
-    """Return a table of hosts and daemons, and whether all of it is there and well."""
-    name = (_recorded() or "").partition(" ")[0]
-    profile = layout.PROFILES.get(name)
-    if profile is None:
-        left = hosts.members()
-        word = f"down, but {len(left)} processes are left: site down ends them" if left else "down"
-        return f"the cluster is {word}", False
-    images = pathlib.Path(paths.RUN, "images")
-    rows = [("HOST", "ADDRESS", "UNIT", "STATE")]
-    for unit in sorted(units.table(profile, images=images), key=lambda unit: layout.HOSTS.index(unit.host)):
-        state = "ready" if unit.is_ready() else "host is down" if run.host_pid(unit.host.name) is None else "NOT READY"
-        rows.append((unit.host.name, unit.host.address, unit.name, state))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    text = "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-    is_healthy = all(row[3] == "ready" for row in rows[1:])
-    return f"profile {profile.name}\n{text}\n{'healthy' if is_healthy else 'NOT healthy'}", is_healthy
-
-
-def fingerprint(profile: layout.Profile, built: builds.Built) -> str:
-    """Return `PROFILE HASH`: what the running cluster is made of, this package's text included."""
+def _fingerprint(profile: layout.Profile, built: builds.Built) -> str:
+    """Return `PROFILE HASH`: what the running cluster is made of, this package's own text included."""
     digest = hashlib.sha256(built.fingerprint().encode())
     for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -132,38 +131,35 @@ def _recorded() -> str | None:
 
 
 def _tear_down() -> None:
-    hosts.shut_down()
+    members.end()
     network.down()
-    shutil.rmtree(paths.RUN, ignore_errors=True)
-    shutil.rmtree(paths.HOSTS, ignore_errors=True)
-    shutil.rmtree(paths.PROGRAMS, ignore_errors=True)
+    for folder in (paths.RUN, paths.HOSTS, paths.PROGRAMS):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _homes() -> None:
-    os.makedirs(paths.HOME, exist_ok=True)
-    for path in (paths.DATA, paths.HOME):
-        os.chmod(path, 0o755)
+def _prepare(built: builds.Built) -> None:
+    """Lay out what the hosts share: homes, the layer of built programs, the switch."""
+    pathlib.Path(paths.HOME).mkdir(parents=True, exist_ok=True)
     for user in layout.USERS:
         home = pathlib.Path(paths.HOME, user.name)
         home.mkdir(exist_ok=True)
         home.chmod(0o700)
         os.chown(home, user.uid, user.uid)
-
-
-def _programs_layer(built: builds.Built) -> None:
-    """Lay the built programs out as a layer of the hosts' roots: kubectl for users, the rest for the site."""
-    for name, where in (("kubectl", "usr/local/bin"), ("etcd", "opt/site/bin"), ("flanneld", "opt/site/bin")):
-        target = pathlib.Path(paths.PROGRAMS, where, name)
+    # kubectl is for the users, the rest for the site itself
+    for name, where in (("kubectl", "usr/local/bin"), ("etcd", config.PROGRAMS), ("flanneld", config.PROGRAMS)):
+        target = pathlib.Path(f"{paths.PROGRAMS}/{where}/{name}")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(built.programs / name, target)
-        target.chmod(0o755)
-    os.symlink(built.images, f"{paths.RUN}/images")
+    images = pathlib.Path(paths.IMAGES)  # `status` needs the index, also after the cache has been emptied
+    images.mkdir(parents=True)
+    shutil.copy2(built.images / "index.json", images)
+    network.up()
 
 
-def _layers(built: builds.Built) -> list[str]:
-    return [paths.PROGRAMS, str(built.apptainer), str(built.rootfs)]
-
-
-def _files(profile: layout.Profile, built: builds.Built, host: layout.Host) -> config.Files:
-    base = {name: (built.rootfs / name).read_text() for name in ("etc/passwd", "etc/group", "etc/shadow")}
-    return config.files(profile, host, base=base)
+def _root(profile: layout.Profile, built: builds.Built, host: layout.Host) -> hosts.Root:
+    base = {name: (built.rootfs / name).read_text() for name in config.EXTENDED}
+    return hosts.Root(
+        layers=(paths.PROGRAMS, str(built.apptainer), str(built.rootfs)),
+        files=config.files(profile, host, base=base),
+        owners=config.OWNERS,
+    )

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import pathlib
 import stat
 
 CLONE_NEWNS = 0x00020000
@@ -23,15 +24,9 @@ SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"cannot {what}: {os.strerror(code)}")
-
-
 def enter_netns(path: str) -> None:
     """Move this process into the network namespace that is mounted at `path`."""
-    with open(path, "rb") as file:
+    with pathlib.Path(path).open("rb") as file:
         _check(_libc.setns(file.fileno(), CLONE_NEWNET), f"enter {path}")
 
 
@@ -58,13 +53,19 @@ def pivot_root(new: str) -> None:
     os.chdir("/")
 
 
-def make_device(path: str, kind: str, major: int, minor: int, mode: int) -> None:
-    """Make a device node with exactly this mode, whatever the umask."""
+def make_device(path: str, kind: str, major: int, minor: int, *, mode: int) -> None:
+    """Make a device node (kind b or c) with exactly this mode, whatever the umask."""
     os.mknod(path, mode | (stat.S_IFBLK if kind == "b" else stat.S_IFCHR), os.makedev(major, minor))
-    os.chmod(path, mode)
+    pathlib.Path(path).chmod(mode)
 
 
 def set_hostname(name: str) -> None:
     """Name this process's UTS namespace."""
     encoded = name.encode()
     _check(_libc.sethostname(encoded, len(encoded)), "set the host name")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot {what}: {os.strerror(code)}")

@@ -2,9 +2,8 @@
 
 import argparse
 import os
-import sys
 
-from hpksite import layout, lifecycle, sh
+from . import layout, lifecycle, sh
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,12 +37,11 @@ def main(arguments: list[str]) -> int:
             lifecycle.kill(next(host for host in layout.HOSTS if host.name == options.host))
         else:
             text, is_healthy = lifecycle.status()
-            print(text)
+            print(text)  # noqa: T201
             return 0 if is_healthy else 1
     except sh.SiteError as error:
         sh.say(str(error))
         return 1
     except KeyboardInterrupt:
         return 130
-    sys.stdout.flush()
     return 0

@@ -1,17 +1,17 @@
-"""Where the cluster keeps what. Names are fixed, so that any checkout finds the one that runs.
-
-Imported by the quick path of `site run`: nothing but strings and os here.
-"""
+"""Where the cluster keeps what. Names are fixed, so that any checkout finds the one that runs."""
+# Imported by the quick path of `site run`, which cannot afford pathlib.
+# ruff: noqa: PTH111, PTH118, PTH120
 
 import os
 
-RUN = "/run/hpk-site"  # pids, fingerprint and lock of the running cluster
+RUN = "/run/hpk-site"  # pids and fingerprint of the running cluster
 DATA = "/var/lib/hpk-site"  # on real disk: the hosts' own files and the shared /home
 HOME = f"{DATA}/home"
 HOSTS = f"{DATA}/hosts"
 PROGRAMS = f"{DATA}/programs"  # a layer of every host's root
-LOCK = "/run/hpk-site.lock"
+LOCK = "/run/hpk-site.lock"  # not below RUN, which comes and goes
 FINGERPRINT = f"{RUN}/fingerprint"
+IMAGES = f"{RUN}/images"  # the index of what the registry shall serve
 
 NETNS = "hpk-site"  # the switch; a host's is hpk-site-NAME
 NETNS_FOLDER = "/run/netns"
@@ -24,14 +24,17 @@ TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.r
 def cache() -> str:
     """Return the folder outside the tree that keeps what was built, by version."""
     base = os.environ.get("HPK_CACHE")
-    if not base:
-        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hpk")
-    return base
+    return base or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hpk")
 
 
 def netns(host: str) -> str:
     """Return the name of a host's network namespace."""
     return f"{NETNS}-{host}"
+
+
+def netns_file(name: str) -> str:
+    """Return the file by which a network namespace is entered."""
+    return f"{NETNS_FOLDER}/{name}"
 
 
 def pid_file(host: str) -> str:

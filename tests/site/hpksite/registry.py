@@ -54,7 +54,7 @@ def _blob(base: str, layout: pathlib.Path, descriptor: Json) -> None:
     try:
         _send("HEAD", f"{base}/blobs/{descriptor['digest']}")
     except urllib.error.HTTPError as error:
-        if error.code != 404:  # noqa: PLR2004
+        if error.code != 404:
             raise
         upload = _send("POST", f"{base}/blobs/uploads/", b"")
         joiner = "&" if "?" in upload else "?"
@@ -70,7 +70,8 @@ def _send(method: str, url: str, data: bytes | None = None, media: str = "applic
 
 
 def _read(layout: pathlib.Path, descriptor: Json) -> bytes:
-    return (layout / "blobs" / descriptor["digest"].replace(":", "/")).read_bytes()
+    digest: str = descriptor["digest"]
+    return (layout / "blobs" / digest.replace(":", "/")).read_bytes()
 
 
 if __name__ == "__main__":

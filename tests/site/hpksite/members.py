@@ -1,0 +1,55 @@
+"""Which processes belong to the cluster, and the end of them.
+
+A process is known by what it is, never by its name: its network namespace is one of the cluster's,
+or its root holds the hosts' marker. Those in containers may have neither, but they die with their
+host's pid namespace. So the rest of a crash, or of another checkout's cluster, is found as well.
+"""
+
+import os
+import pathlib
+import signal
+import time
+
+from . import layout, network, paths, sh
+
+
+def find(host: layout.Host | None = None) -> list[int]:
+    """Return the processes of one host, or of the whole cluster."""
+    wanted = network.names() if host is None else [paths.netns(host.name)]
+    spaces = {_identity(pathlib.Path(paths.netns_file(name))) for name in wanted} - {None}
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        if _identity(entry / "ns/net") in spaces or _has_marker(entry / "root" / paths.MARKER, host):
+            found.append(int(entry.name))
+    return found
+
+
+def end(host: layout.Host | None = None, *, seconds: float = 20) -> None:
+    """Kill the processes of one host, or of the whole cluster, and return when none is left."""
+    deadline = time.monotonic() + seconds
+    while left := find(host):
+        if time.monotonic() > deadline:
+            raise sh.SiteError(f"cannot end the processes {left}: they are still there after {seconds:.0f} s")
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it went by itself, or with its host's first process
+        time.sleep(0.02)
+
+
+def _identity(path: pathlib.Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None  # the process ended while we looked, or the file is not there
+    return status.st_dev, status.st_ino
+
+
+def _has_marker(path: pathlib.Path, host: layout.Host | None) -> bool:
+    try:
+        return path.read_text().strip() == host.name if host else path.exists()
+    except OSError:
+        return False
