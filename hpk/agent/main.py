@@ -5,6 +5,7 @@ Every import above :func:`main` is paid for by each pod's start (see the package
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # signal itself brings enum, 3 ms
 import os
 import sys
 import time
@@ -15,6 +16,9 @@ from hpk.agent import quickjson, runs, sandbox, volumes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hpk import records
+
+
+ENDING_SIGNALS = (_signal.SIGINT, _signal.SIGUSR1, _signal.SIGTERM)
 
 
 class Start:
@@ -36,6 +40,8 @@ class Start:
 
 def main(arguments: list[str]) -> int:
     """Run the pod of this job; the exit code is 0 when its end has been reported."""
+    # Until the event loop can act on them: else a SIGTERM of these milliseconds would leave a pod without its end.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING_SIGNALS)
     places = sandbox.Places()
     with open(places.pod.plan, encoding="utf-8", errors="surrogateescape") as file:
         plan: records.PodPlan = quickjson.loads(file.read())
@@ -54,6 +60,7 @@ def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -
     """Make the sandbox and ask crun for the first containers; faults are in the result."""
     box = sandbox.Sandbox(plan, facts, places=places)
     start = Start(plan, box)
+    os.umask(0o022)  # the job script has 077; what containers see must not depend on it
     start.mark("agent")
     if plan["version"] != jobdir.VERSION:
         start.failure = (

@@ -16,8 +16,8 @@ MESSAGES = {
     "TimeLimit": "The Slurm job reaches its time limit",
     "Signalled": "Slurm ends the job: cancelled, out of time, or the node shuts down",
 }
-_KILL_MARGIN_SECONDS = 2.0
-"""Kept from Slurm's KillWait for the last report."""
+_KILL_MARGIN_SECONDS = 2.5
+"""Kept from Slurm's KillWait for the last report and for cleaning."""
 
 
 class Surroundings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ DISK_SECONDS = 10.0
 """How long a finished agent waits for a disk that does not take the last report."""
 LINK_SECONDS = 5.0
 """How long a finished agent waits for the kubelet to have read it; the file is there all the same."""
+HURRIED_SECONDS = 1.0
+"""The same when Slurm is about to kill the job, and the node is still to be cleaned."""
 
 
 def run(start: main.Start) -> int:
@@ -42,6 +45,7 @@ async def _run(start: main.Start) -> int:
     loop.add_signal_handler(signal.SIGTERM, the_pod.end, "Signalled")
     loop.add_signal_handler(signal.SIGUSR1, the_pod.end, "TimeLimit")
     loop.add_signal_handler(signal.SIGINT, the_pod.end, "Signalled")
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT))
     writing = asyncio.create_task(reporter.run(), name="report")
     reporter.changed()
     life = asyncio.create_task(_live(start, the_pod, reporter), name="pod")
@@ -53,7 +57,7 @@ async def _run(start: main.Start) -> int:
     surroundings.writer.close()
     cleaning = asyncio.create_task(asyncio.to_thread(_clean, start), name="clean")
     await reporter.settled(timeout_seconds=DISK_SECONDS)
-    await _acknowledged(link, reporter)
+    await _acknowledged(link, start, reporter)
     await asyncio.wait({cleaning}, timeout=60)
     for task in (writing, link, sweeper):
         task.cancel()
@@ -92,10 +96,14 @@ async def _link(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) 
     return link
 
 
-async def _acknowledged(link: asyncio.Task[client.LinkClient], reporter: report.Reporter) -> None:
+async def _acknowledged(link: asyncio.Task[client.LinkClient], start: main.Start, reporter: report.Reporter) -> None:
     """Stay until the kubelet has the last report, but not for ever: it also reads the file."""
+    if not os.path.exists(start.box.places.endpoint):  # noqa: ASYNC240 - one look
+        return
+    ended = reporter.report["ended"]
+    is_hurried = ended is not None and ended["reason"] == "Signalled"
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINK_SECONDS):
+        async with asyncio.timeout(HURRIED_SECONDS if is_hurried else LINK_SECONDS):
             await (await asyncio.shield(link)).acknowledged(reporter.report["sequence"])
 
 

@@ -152,9 +152,9 @@ class Sandbox:
 
         self.volumes.close()
         self.images.close()
-        for name in os.listdir(self.places.scratch):
-            if name != "private":
-                shutil.rmtree(os.path.join(self.places.scratch, name), onerror=_say)
+        for name in ("images", "roots", "volumes"):
+            if os.path.isdir(path := os.path.join(self.places.scratch, name)):
+                shutil.rmtree(path, onerror=_say)
         images.unmount_quietly(os.path.join(self.places.private, "shm"))
         for name in _names(os.path.join(self.places.private, "memory")):
             images.unmount_quietly(os.path.join(self.places.private, "memory", name))
