@@ -1,0 +1,209 @@
+"""The directory of converted images: what is there, by manifest digest and by reference.  Blocking, for threads.
+
+::
+
+    sha256-<digest>.sqfs    the root file system of the manifest with this digest
+    sha256-<digest>.json    its size and config; written last, so its presence means that the image is whole
+    references/<hash>.json  one reference: the digest that its registry gave, and the manifest that was chosen
+    tmp/<host>-<pid>-<n>/   a pull under way
+
+Several processes on several hosts may share it: every file appears by a rename and is never changed afterwards, and
+nothing is locked, since shared file systems often cannot.  Who pulls what another pulls at the same time does the
+work twice and the result is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import shutil
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from hpk import jobdir
+from hpk.images import image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from hpk.images import reference
+
+VERSION: Final = 1
+"""Of the conversion; an image that another version converted is converted again."""
+
+_SUPERBLOCK: Final = struct.Struct("<I36sQ")
+_MAGIC: Final = 0x73717368
+_CRASHED_SECONDS: Final = 3600.0
+"""A pull's directory whose process is gone is kept this long: it may live in a PID namespace that is not ours."""
+_ABANDONED_SECONDS: Final = 2 * 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """An image in the cache, under one reference; ``digest`` is the registry's answer, ``manifest`` the file's name."""
+
+    reference: str
+    digest: str
+    manifest: str
+    file: Path
+    size_bytes: int
+    config: image.ImageConfig
+
+
+class Cache:
+    """One images directory; it is made when something is first written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._host = socket.gethostname()
+        self._numbers = itertools.count()
+        self._checked: dict[str, tuple[tuple[int, ...], Stored]] = {}
+
+    def find(self, wanted: reference.Reference) -> Stored | None:
+        """What the reference stood for when it was last pulled, if the file is there and sound."""
+        name = str(wanted)
+        known = self._checked.get(name)
+        if known is not None:
+            if _fingerprint(known[1].file) == known[0]:
+                return known[1]
+            del self._checked[name]
+        link = _read_object(self._reference_file(name))
+        if link is None or link.get("reference") != name:
+            return None
+        stored = self.load(str(link.get("manifest")), reference=name, digest=str(link.get("digest")))
+        fingerprint = stored and _fingerprint(stored.file)
+        if stored and fingerprint:
+            self._checked[name] = (fingerprint, stored)
+        return stored
+
+    def load(self, manifest: str, *, reference: str, digest: str) -> Stored | None:
+        """The converted image of a manifest, if it is there and sound."""
+        file = self.file(manifest)
+        meta = _read_object(file.with_suffix(".json"))
+        if meta is None or meta.get("version") != VERSION or not _is_sound(file, size=meta.get("size")):
+            return None
+        try:
+            config = image.config_from_json(meta["image"])
+        except (ValueError, LookupError, AttributeError):
+            return None
+        return Stored(
+            reference=reference,
+            digest=digest,
+            manifest=manifest,
+            file=file,
+            size_bytes=int(meta["size"]),
+            config=config,
+        )
+
+    def file(self, manifest: str) -> Path:
+        """Where the converted image of a manifest is, or would be."""
+        return self._directory / f"{manifest.replace(':', '-')}.sqfs"
+
+    def link(self, wanted: reference.Reference, *, digest: str, manifest: str) -> None:
+        """Remember what a reference stands for from now on."""
+        file = self._reference_file(str(wanted))
+        jobdir.make_directory(str(file.parent))
+        value = {"reference": str(wanted), "digest": digest, "manifest": manifest, "at": time.time()}
+        jobdir.write_json(str(file), value)
+        self._checked.pop(str(wanted), None)
+
+    def add(self, manifest: str, *, converted: Path, config: image.ImageConfig) -> None:
+        """Take over a converted file from a pull's directory; replaces what is there."""
+        file = self.file(manifest)
+        converted.chmod(0o600)
+        size = converted.stat().st_size
+        converted.rename(file)
+        jobdir.write_json(
+            str(file.with_suffix(".json")),
+            {"version": VERSION, "manifest": manifest, "size": size, "image": config.as_json(), "at": time.time()},
+        )
+
+    def references(self) -> list[Stored]:
+        """All references whose image is there, by name."""
+        found = []
+        for file in sorted(self._list("references")):
+            link = _read_object(file)
+            if link is not None:
+                stored = self.load(
+                    str(link.get("manifest")), reference=str(link.get("reference")), digest=str(link.get("digest"))
+                )
+                if stored is not None:
+                    found.append(stored)
+        return sorted(found, key=lambda stored: stored.reference)
+
+    @contextlib.contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """A directory for one pull, on the same file system as the cache; removed afterwards, come what may."""
+        self._sweep()
+        path = self._directory / "tmp" / f"{self._host}-{os.getpid()}-{next(self._numbers)}"
+        jobdir.make_directory(str(path))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what crashed pulls left behind."""
+        now = time.time()
+        for path in self._list("tmp"):
+            host, _, rest = path.name.rpartition("-")[0].rpartition("-")
+            is_crashed = host == self._host and rest.isdecimal() and not _is_alive(int(rest))
+            with contextlib.suppress(OSError):
+                if now - path.stat().st_mtime > (_CRASHED_SECONDS if is_crashed else _ABANDONED_SECONDS):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _list(self, name: str) -> list[Path]:
+        try:
+            return list((self._directory / name).iterdir())
+        except FileNotFoundError:
+            return []
+
+    def _reference_file(self, name: str) -> Path:
+        return self._directory / "references" / f"{hashlib.sha256(name.encode()).hexdigest()[:40]}.json"
+
+
+def _is_sound(file: Path, *, size: Any) -> bool:
+    """Whether the file is a squashfs of the size that was recorded: cut short or overwritten it is neither."""
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_SUPERBLOCK.size)
+            actual = os.fstat(opened.fileno()).st_size
+    except OSError:
+        return False
+    if len(raw) < _SUPERBLOCK.size or actual != size:
+        return False
+    magic, _, used = _SUPERBLOCK.unpack(raw)
+    return bool(magic == _MAGIC and used <= actual)
+
+
+def _fingerprint(file: Path) -> tuple[int, ...] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_object(file: Path) -> Mapping[str, Any] | None:
+    """A JSON object, or None if the file is absent, unreadable or something else: then it is made again."""
+    try:
+        value = jobdir.read_json(str(file))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,299 @@
+"""Ensure that an image is on the file system: the one door of this room.
+
+An image that is there costs one stat and no network.  One that is not is pulled once, however many pods wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import structlog
+
+from hpk import errors
+from hpk.images import cache, credentials, flights, image, reference, registry, sif
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from hpk.images import manifest
+
+Policy = Literal["Always", "IfNotPresent", "Never"]
+
+LOG = structlog.get_logger(__name__)
+
+_DOWNLOADS: Final = 3
+"""Layers of one image that are fetched at once; as containerd."""
+_PULLS: Final = 4
+"""Images that are fetched at once; each holds a few megabytes of memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedImage:
+    """An image for ``node.status.images``: the names that it has here, and its size."""
+
+    names: tuple[str, ...]
+    size_bytes: int
+
+
+class ImageStore:
+    """All images of a user, in one directory; an async context manager that closes its connections.
+
+    Args:
+        directory: On the file system that all nodes share; made when first needed.
+        insecure: ``host:port`` of registries that speak plain HTTP.
+        conversions: How many images are converted at once; each uses all CPUs for a moment.
+        client: Speaks to the registries; a test gives its own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        insecure: Collection[str] = (),
+        conversions: int = 1,
+        client: registry.Registry | None = None,
+    ) -> None:
+        self._directory = directory
+        self._registry = client or registry.Registry(insecure=insecure)
+        self._cache = cache.Cache(directory)
+        self._resolving: flights.Flights[str] = flights.Flights()
+        self._pulling: flights.Flights[cache.Stored] = flights.Flights()
+        self._fetching: flights.Flights[None] = flights.Flights()
+        self._pulls = asyncio.Semaphore(_PULLS)
+        self._conversions = asyncio.Semaphore(conversions)
+        self._sifs: dict[str, tuple[tuple[int, ...], sif.Sif]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections to registries."""
+        await self._registry.close()
+
+    async def ensure(
+        self,
+        name: str,
+        *,
+        policy: Policy,
+        docker_config: Mapping[str, Any] | None = None,
+        on_pull: Callable[[], None] | None = None,
+    ) -> image.Image:
+        """Return the image, pulled if the policy wants it or it is not there; callers that overlap share the work.
+
+        Args:
+            name: The container's ``image:``, or the absolute path of a SIF file.
+            policy: The container's imagePullPolicy; a SIF file is simply read.
+            docker_config: A ``.dockerconfigjson``, from imagePullSecrets.
+            on_pull: Called once if something is really fetched, before it is.
+
+        Raises:
+            errors.ImageRefused: The name, the registry's answer or the image is wrong; ``reason`` says which.
+            errors.RegistryUnavailable: The registry does not answer.
+            errors.Retryable: This machine could not: the disk is full, a program is missing.
+        """
+        started = time.monotonic()
+        wanted = reference.parse(name)
+        if isinstance(wanted, reference.SifPath):
+            return await self._sif(wanted, name=name, started=started)
+        stored = await asyncio.to_thread(self._cache.find, wanted)
+        if policy == "Never" and stored is None:
+            message = f'Container image "{name}" is not present with pull policy of Never'
+            raise errors.ImageRefused(message, reason="ErrImageNeverPull")
+        known = stored
+        if stored is None or policy == "Always":
+            access = registry.Access(reference=wanted, login=credentials.find(docker_config, wanted=wanted))
+            with _told(f'failed to pull and unpack image "{wanted}"'):
+                stored = await self._refresh(access, known=known, on_pull=on_pull)
+        return image.Image(
+            reference=name,
+            image_id=f"{wanted.name}@{stored.digest}",
+            file=stored.file,
+            offset=0,
+            size_bytes=stored.size_bytes,
+            config=stored.config,
+            was_pulled=stored is not known,
+            seconds=time.monotonic() - started,
+        )
+
+    async def list(self) -> tuple[CachedImage, ...]:
+        """The images that are here, the biggest first, as the kubelet lists them."""
+        names: dict[str, dict[str, None]] = {}
+        sizes: dict[str, int] = {}
+        for stored in await asyncio.to_thread(self._cache.references):
+            wanted = reference.parse(stored.reference)
+            assert isinstance(wanted, reference.Reference)
+            sizes[stored.manifest] = stored.size_bytes
+            named = names.setdefault(stored.manifest, {})
+            named[f"{wanted.name}@{stored.digest}"] = None
+            if wanted.tag:
+                named[f"{wanted.name}:{wanted.tag}"] = None
+        images = [CachedImage(names=tuple(names[key]), size_bytes=size) for key, size in sizes.items()]
+        return tuple(sorted(images, key=lambda one: (-one.size_bytes, one.names)))
+
+    async def _sif(self, wanted: reference.SifPath, *, name: str, started: float) -> image.Image:
+        read, size_bytes = await asyncio.to_thread(self._read_sif, wanted.path)
+        return image.Image(
+            reference=name,
+            image_id=f"file://{wanted.path}@{read.digest}",
+            file=Path(wanted.path),
+            offset=read.offset,
+            size_bytes=size_bytes,
+            config=read.config,
+            was_pulled=False,
+            seconds=time.monotonic() - started,
+        )
+
+    def _read_sif(self, path: str) -> tuple[sif.Sif, int]:
+        try:
+            status = Path(path).stat()
+        except OSError as error:
+            raise errors.ImageRefused(f"Cannot read the SIF file {path}: {error.strerror}") from error
+        fingerprint = (status.st_ino, status.st_size, status.st_mtime_ns)
+        known = self._sifs.get(path)
+        if known is None or known[0] != fingerprint:
+            known = self._sifs[path] = (fingerprint, sif.read(Path(path)))
+        return known[1], status.st_size
+
+    async def _refresh(
+        self, access: registry.Access, *, known: cache.Stored | None, on_pull: Callable[[], None] | None
+    ) -> cache.Stored:
+        digest = await self._resolving.join(access, start=lambda: self._registry.resolve(access))
+        if known is not None and known.digest == digest:
+            return known
+        if on_pull is not None:
+            on_pull()
+        return await self._pulling.join((access, digest), start=lambda: self._pull(access, digest=digest))
+
+    async def _pull(self, access: registry.Access, *, digest: str) -> cache.Stored:
+        """Make the image of a digest present under the reference."""
+        name = str(access.reference)
+        chosen, found = await self._registry.fetch_manifest(access, digest=digest)
+        config = await self._registry.fetch_config(access, descriptor=found.config)
+        try:
+            # Another name may have brought the same manifest; who is allowed to see it has been asked just now.
+            stored = await asyncio.to_thread(self._cache.load, chosen, reference=name, digest=digest)
+            if stored is None:
+                await self._fetching.join(
+                    chosen,
+                    start=lambda: self._fetch(access, chosen=chosen, layers=found.layers, config=config),
+                )
+            await asyncio.to_thread(self._cache.link, access.reference, digest=digest, manifest=chosen)
+            stored = await asyncio.to_thread(self._cache.find, access.reference)
+        except OSError as error:
+            raise self._cannot_store(error) from error
+        if stored is None:
+            raise errors.Retryable(f"the converted image vanished from {self._directory}")
+        return stored
+
+    async def _fetch(
+        self,
+        access: registry.Access,
+        *,
+        chosen: str,
+        layers: Sequence[manifest.Descriptor],
+        config: image.ImageConfig,
+    ) -> None:
+        async with self._pulls, _in_thread(self._cache.workspace()) as workspace:
+            started = time.monotonic()
+            files = {layer.digest: workspace / layer.digest.replace(":", "-") for layer in layers}
+            await self._download(access, layers=layers, files=files)
+            downloaded = time.monotonic()
+            output = workspace / "image.sqfs"
+            async with self._conversions:
+                answer = await _convert([str(files[layer.digest]) for layer in layers], output=str(output))
+            if "error" in answer:
+                if answer["is_images_fault"]:
+                    raise errors.ImageRefused(f"failed to extract layer: {answer['error']}")
+                raise errors.Retryable(f"failed to convert into {self._directory}: {answer['error']}")
+            await asyncio.to_thread(self._cache.add, chosen, converted=output, config=config)
+            LOG.info(
+                "image converted",
+                image=str(access.reference),
+                digest=chosen,
+                download_seconds=round(downloaded - started, 3),
+                convert_seconds=round(time.monotonic() - downloaded, 3),
+                bytes=answer["bytes"],
+            )
+
+    async def _download(
+        self, access: registry.Access, *, layers: Sequence[manifest.Descriptor], files: Mapping[str, Path]
+    ) -> None:
+        several = asyncio.Semaphore(_DOWNLOADS)
+
+        async def one(layer: manifest.Descriptor) -> None:
+            async with several:
+                await self._registry.download(access, descriptor=layer, path=files[layer.digest])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for layer in {layer.digest: layer for layer in layers}.values():
+                    group.create_task(one(layer))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from failed  # the others were cancelled because of it
+
+    def _cannot_store(self, error: OSError) -> errors.Retryable:
+        advice = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "; free some space there, or let HPK_IMAGES name a directory elsewhere"
+        return errors.Retryable(f"cannot write to {self._directory}: {error.strerror or error}{advice}")
+
+
+async def _convert(files: Sequence[str], *, output: str) -> dict[str, Any]:
+    """Run the converter, and end it and its children with us."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "hpk.images.convert",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        request = json.dumps({"layers": files, "output": output}).encode()
+        said, complaint = await process.communicate(request)
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    try:
+        answer: dict[str, Any] = json.loads(said)
+    except ValueError:
+        last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+        answer = {"error": f"the converter ended with status {process.returncode}: {last}", "is_images_fault": False}
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def _in_thread(manager: contextlib.AbstractContextManager[Path]) -> Any:
+    """A context manager that blocks, entered and left in threads."""
+    value = await asyncio.to_thread(manager.__enter__)
+    try:
+        yield value
+    finally:
+        await asyncio.to_thread(manager.__exit__, None, None, None)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Any:
+    """Put what was tried before an error's text; its class and its reason stay."""
+    try:
+        yield
+    except errors.ImageRefused as error:
+        raise errors.ImageRefused(f"{what}: {error}", reason=error.reason) from error
+    except errors.Retryable as error:
+        raise type(error)(f"{what}: {error}") from error
