@@ -1,0 +1,65 @@
+"""What the API server says, for those who look on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors
+
+if TYPE_CHECKING:
+    from hpk import config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What was seen.
+
+    Attributes:
+        url: Of the API server; empty if there is no kubeconfig yet.
+        problem: Why nothing was seen; empty if something was.
+        message: The node's own word where it is not Ready.
+        phases: How many pods are in each phase.
+    """
+
+    url: str = ""
+    problem: str = ""
+    is_ready: bool = False
+    message: str = ""
+    capacity: dict[str, str] | None = None
+    phases: dict[str, int] | None = None
+
+
+async def look(settings: config.Settings, *, has_pods: bool = False) -> Look:
+    """Ask once; whatever fails is in the answer."""
+    from hpk.kube import client  # noqa: PLC0415 - a third of a second, which only those who look should pay
+
+    url = ""
+    try:
+        async with await client.Kube.from_kubeconfig(settings.directory.kubeconfig) as kube:
+            url = kube.url
+            node = await kube.get(f"/api/v1/nodes/{settings.node_name}")
+            pods = await kube.get("/api/v1/pods") if has_pods else {}
+    except errors.HpkError as error:
+        return Look(url=url, problem=str(error))
+    ready = _condition(node, "Ready")
+    return Look(
+        url=url,
+        is_ready=ready.get("status") == "True",
+        message=str(ready.get("message") or ""),
+        capacity=node.get("status", {}).get("capacity") or {},
+        phases=_phases(pods.get("items") or []),
+    )
+
+
+def _condition(node: dict[str, Any], kind: str) -> dict[str, Any]:
+    found = (c for c in node.get("status", {}).get("conditions") or [] if c.get("type") == kind)
+    return next(found, {})
+
+
+def _phases(pods: list[dict[str, Any]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for pod in pods:
+        phase = str(pod.get("status", {}).get("phase") or "Unknown")
+        counts[phase] = counts.get(phase, 0) + 1
+    return counts

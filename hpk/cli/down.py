@@ -1,0 +1,90 @@
+"""``hpk down``: the control plane ends first, then the pods' jobs, then the kubeconfig's context."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING
+
+from hpk import errors, kubeconfig
+from hpk.cli import host, instance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpk import config
+    from hpk.slurm import client, model
+
+STOP_SECONDS = 90.0
+"""How long the control plane may take to stop in its own order; then its job is cancelled."""
+PODS_SECONDS = 60.0
+"""How long the pods' jobs may take to end; Slurm kills them after its own KillWait."""
+_FIRST_PAUSE_SECONDS = 0.5
+_LAST_PAUSE_SECONDS = 5.0
+
+
+async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
+    """End everything; fine if nothing runs.
+
+    Raises:
+        errors.SlurmUnavailable: Slurm does not answer; what still runs is not known.
+    """
+    state = settings.directory
+    with host.slurm(settings) as slurm:
+        jobs = await slurm.jobs()
+        if (job := instance.control_plane(jobs, state)) is None:
+            print("No control plane runs")
+        else:
+            # First: while it lives it would replace the pods that go.
+            await _stop(slurm, job)
+            print(f"Stopped the control plane (job {job.id})")
+            jobs = await slurm.jobs()
+        pods = [pod.id for pod in instance.pods(jobs, state)]
+        if is_keeping_pods:
+            print(f"Left {len(pods)} pods' jobs alone; the next control plane finds them again")
+        elif pods:
+            await slurm.cancel_many(pods)
+            await _until(slurm, lambda found: not _alive(found, pods), PODS_SECONDS)
+            print(f"Cancelled {len(pods)} pods' jobs")
+    _forget(settings)
+    return 0
+
+
+async def _stop(slurm: client.Slurm, job: model.Job) -> None:
+    """Have the control plane stop in its own order, and cancel its job only if it does not."""
+    if job.state.is_queued:
+        await slurm.cancel(job.id)
+        return
+    await slurm.cancel(job.id, signal="TERM")
+    if await _until(slurm, lambda found: not _alive(found, [job.id]), STOP_SECONDS):
+        return
+    print(f"The control plane did not stop in {STOP_SECONDS:.0f} s; cancelling job {job.id}")
+    await slurm.cancel(job.id)
+    await _until(slurm, lambda found: not _alive(found, [job.id]), PODS_SECONDS)
+
+
+def _alive(jobs: dict[str, model.Job], ids: list[str]) -> bool:
+    return any(job_id in jobs and not jobs[job_id].state.is_over for job_id in ids)
+
+
+async def _until(slurm: client.Slurm, is_so: Callable[[dict[str, model.Job]], bool], seconds: float) -> bool:
+    """Ask, with growing pauses, until it is so; whether it came to that in time."""
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
+    while time.monotonic() < deadline:
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, _LAST_PAUSE_SECONDS)
+        try:
+            if is_so(await slurm.jobs()):
+                return True
+        except errors.SlurmUnavailable:
+            continue  # silence proves nothing
+    return False
+
+
+def _forget(settings: config.Settings) -> None:
+    """Take the way in away, for nobody answers there any more."""
+    if os.path.exists(settings.directory.kubeconfig):  # noqa: PTH110 - jobdir's paths are strings
+        os.unlink(settings.directory.kubeconfig)  # noqa: PTH108 - the same
+    if kubeconfig.remove():
+        print(f"Took the context '{kubeconfig.NAME}' out of {kubeconfig.path()}")

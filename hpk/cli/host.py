@@ -1,0 +1,54 @@
+"""The way from a command to Slurm: the gateway that the launcher has started, or one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpk import errors
+from hpk.slurm import client, gateway
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpk import config
+
+START_SECONDS = 10.0
+_PAUSE_SECONDS = 0.02
+
+
+@contextlib.contextmanager
+def slurm(settings: config.Settings) -> Iterator[client.Slurm]:
+    """Slurm, by way of ``settings.gateway`` or of a gateway that lives as long as the block.
+
+    Raises:
+        errors.Fatal: There is no Slurm on this host.
+    """
+    if settings.gateway is not None:
+        _wait_for(settings.gateway, None)
+        yield client.Slurm(client.Gateway(settings.gateway))
+        return
+    if shutil.which("sbatch") is None:
+        raise errors.Fatal("Cannot reach Slurm: there is no sbatch on this host; run hpk on a login node")
+    with tempfile.TemporaryDirectory(prefix="hpk.", dir="/tmp") as directory:  # a socket's path is short
+        socket = Path(directory) / "gateway" / "socket"
+        keep = ["--keep=HPK_*", "--keep=SBATCH_*", "--keep=KUBECONFIG", "--keep=*_proxy", "--keep=*_PROXY"]
+        command = [sys.executable, "-IS", gateway.__file__, *keep, str(socket)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # ends when its stdin is closed
+            _wait_for(socket, process)
+            yield client.Slurm(client.Gateway(socket))
+
+
+def _wait_for(socket: Path, process: subprocess.Popen[bytes] | None) -> None:
+    """Wait until the gateway accepts; the launcher starts it at the same time as this program."""
+    deadline = time.monotonic() + START_SECONDS
+    while not socket.exists():
+        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            raise errors.SlurmUnavailable(f"Cannot reach Slurm: no gateway listens on {socket}")
+        time.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,154 @@
+"""``hpk``: every command's options and help; what a command does is in its own module, imported when it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from hpk import config
+
+RETRYABLE = 75
+"""EX_TEMPFAIL: the same command may succeed later."""
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="hpk",
+    help="Kubernetes for Slurm users: a control plane in one Slurm job, pods as Slurm jobs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> int:
+    """Run the command line and return its exit code.
+
+    0 is success, 1 an error, 2 wrong usage, 3 (``status``) not running, 75 an error that may pass, 130 Ctrl-C.
+    """
+    from hpk import errors  # noqa: PLC0415 - late, as all in here: --help must be quick
+
+    try:
+        code: Any = app(standalone_mode=False)
+    except errors.Retryable as error:
+        _say(str(error))
+        return RETRYABLE
+    except (errors.HpkError, BaseExceptionGroup) as error:
+        return _say_all(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        # Typer's usage errors know how to show themselves.
+        if callable(show := getattr(error, "show", None)):
+            show()
+            return int(getattr(error, "exit_code", 2))
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _say(text: str) -> None:
+    print(f"hpk: {text}", file=sys.stderr)
+
+
+def _say_all(error: BaseException) -> int:
+    """Print the leaves of an exception group that are for users; raise it if others are in it."""
+    from hpk import errors  # noqa: PLC0415
+
+    if isinstance(error, BaseExceptionGroup):
+        ours, others = error.split(errors.HpkError)
+        if others is not None:
+            raise error
+        for inner in ours.exceptions if ours else ():
+            _say_all(inner)
+    else:
+        _say(str(error))
+    return 1
+
+
+def _settings(**flags: Any) -> config.Settings:
+    from hpk import config  # noqa: PLC0415
+
+    return config.load(environment=os.environ, flags=flags)
+
+
+def _run(command: Coroutine[Any, Any, int]) -> None:
+    raise typer.Exit(asyncio.run(command))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def up(
+    context: typer.Context,
+    *,
+    script: Annotated[
+        Path | None, typer.Option(help="The sbatch script. [default: ~/hpk.sbatch, else the one that came with hpk]")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Wait until the node is Ready.")] = True,
+) -> None:
+    """Start the control plane as a Slurm job, and wait until the node is Ready.
+
+    Further options go to sbatch: hpk up --partition=long --time=7-0
+    """
+    from hpk.cli import up as command  # noqa: PLC0415
+
+    _run(command.run(_settings(), script=script, options=context.args, is_waiting=wait))
+
+
+@app.command()
+def status() -> None:
+    """Show the control plane's job, the node, and the pods' jobs; exit code 3 if nothing runs."""
+    from hpk.cli import status as command  # noqa: PLC0415
+
+    _run(command.run(_settings()))
+
+
+@app.command()
+def down(
+    *,
+    keep_pods: Annotated[bool, typer.Option("--keep-pods", help="Leave the pods' jobs queued and running.")] = False,
+) -> None:
+    """Stop the control plane and the pods' jobs, and take the context out of the kubeconfig.
+
+    What was deployed is kept in the state directory, and is there again after the next 'hpk up'.
+    """
+    from hpk.cli import down as command  # noqa: PLC0415
+
+    _run(command.run(_settings(), is_keeping_pods=keep_pods))
+
+
+@app.command()
+def install(
+    *,
+    bin_directory: Annotated[Path, typer.Option("--bin", help="Where the launcher goes.")] = Path("~/.local/bin"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an sbatch script that you have edited.")] = False,
+) -> None:
+    """Put the launcher, the sbatch script and the image into your home.
+
+    From the image itself: apptainer run hpk.sif install
+    """
+    from hpk.cli import install as command  # noqa: PLC0415
+
+    raise typer.Exit(command.run(_settings(), bin_directory=bin_directory.expanduser(), is_forced=force))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    import hpk  # noqa: PLC0415
+
+    print(f"hpk {hpk.__version__}")
+
+
+@app.command(hidden=True)
+def serve() -> None:
+    """Run the control plane and the kubelet here; hpk.sbatch calls this inside its container."""
+    from hpk.cli import serve as command  # noqa: PLC0415
+
+    raise typer.Exit(command.run(_settings()))

@@ -1,0 +1,70 @@
+"""``hpk status``: the control plane's job, the node, the pods' jobs."""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import TYPE_CHECKING
+
+from hpk.cli import cluster, host, instance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpk import config
+    from hpk.slurm import model
+
+NOT_RUNNING = 3
+
+
+async def run(settings: config.Settings) -> int:
+    """Print what there is; 0 if the node is Ready, 3 if no control plane runs, else 1."""
+    with host.slurm(settings) as slurm:
+        jobs = await slurm.jobs()
+    job = instance.control_plane(jobs, settings.directory)
+    for line in _slurm_lines(job, instance.pods(jobs, settings.directory)):
+        print(line)
+    if job is None or job.state.is_queued:
+        return NOT_RUNNING
+    look = await cluster.look(settings, has_pods=True)
+    for line in _cluster_lines(look, settings.node_name):
+        print(line)
+    return 0 if look.is_ready else 1
+
+
+def _slurm_lines(job: model.Job | None, pods: list[model.Job]) -> list[str]:
+    if job is None:
+        lines = ["Control plane  not running (hpk up starts it)"]
+    elif job.state.is_queued:
+        reason = f": {job.reason}" if job.reason else ""
+        lines = [f"Control plane  job {job.id}, {job.state.value}{reason}"]
+    else:
+        left = f", time limit in {_span(job.end_time - time.time())}" if job.end_time else ""
+        since = f", for {_span(time.time() - job.start_time)}" if job.start_time else ""
+        lines = [f"Control plane  job {job.id}, {job.state.value} on {job.nodes}{since}{left}"]
+    counts: Mapping[str, int] = collections.Counter(pod.state.value for pod in pods)
+    told = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
+    return [*lines, f"Pods' jobs     {told}"]
+
+
+def _cluster_lines(look: cluster.Look, name: str) -> list[str]:
+    if look.problem:
+        return [f"API server     {look.url} does not answer: {look.problem}"]
+    capacity = ", ".join(
+        f"{key} {value}" for key, value in (look.capacity or {}).items() if not key.startswith("hugepages")
+    )
+    phases = ", ".join(f"{count} {phase}" for phase, count in sorted((look.phases or {}).items())) or "none"
+    return [
+        f"API server     {look.url}",
+        f"Node {name:<10}{'Ready' if look.is_ready else f'not Ready: {look.message}'} ({capacity})",
+        f"Pods           {phases}",
+    ]
+
+
+def _span(seconds: float) -> str:
+    """A duration for people: two units."""
+    minutes = max(0, int(seconds)) // 60
+    days, hours = minutes // 1440, minutes // 60 % 24
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"

@@ -1,0 +1,177 @@
+"""``hpk up``: submit hpk.sbatch, and show how it gets on until the node is Ready."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpk import errors, jobdir
+from hpk.cli import cluster, host, instance, share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hpk import config
+    from hpk.slurm import client, model
+
+LOOK_SECONDS = 0.25
+"""Pause between looks at the state directory, which cost nobody anything."""
+FIRST_QUESTION_SECONDS = 1.0
+LAST_QUESTION_SECONDS = 15.0
+UNREACHABLE_SECONDS = 20.0
+"""How long the API server may be unreachable from here once it has said that it is ready."""
+LOG_LINES = 15
+
+
+async def run(settings: config.Settings, *, script: Path | None, options: Sequence[str], is_waiting: bool) -> int:
+    """Start the control plane unless it runs; return the exit code.
+
+    Raises:
+        errors.JobRefused: sbatch refuses the script.
+        errors.Fatal: The job ended before the node was Ready.
+    """
+    with host.slurm(settings) as slurm:
+        job = instance.control_plane(await slurm.jobs(), settings.directory)
+        before = _stamp(settings)
+        if job is None:
+            job_id = await _submit(settings, slurm, script=script, options=options)
+            print(f"Submitted the control plane as Slurm job {job_id}")
+        else:
+            job_id = job.id
+            print(f"The control plane is there already: Slurm job {job_id}, {job.state.value.lower()}")
+            if job.state.is_queued:
+                job = None
+        if not is_waiting:
+            return 0
+        watch = Watch(settings, slurm, job_id=job_id, stamp=before if job is None else None)
+        try:
+            return await watch.until_ready()
+        except asyncio.CancelledError:
+            print(f"\nJob {job_id} goes on without you: 'hpk status' shows it, 'hpk down' ends it", file=sys.stderr)
+            raise
+
+
+async def _submit(
+    settings: config.Settings, slurm: client.Slurm, *, script: Path | None, options: Sequence[str]
+) -> str:
+    text = _read(script)
+    jobdir.make_directory(str(settings.state))
+    return await slurm.submit(text, directory=settings.state, options=[f"--output={log(settings)}", *options])
+
+
+def _read(script: Path | None) -> str:
+    """The sbatch script: the one that is named, the user's own, or the one that came with the program."""
+    if script is None:
+        own = Path("~/hpk.sbatch").expanduser()
+        script = own if own.exists() else share.file("hpk.sbatch")
+    try:
+        return script.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise errors.Fatal(f"Cannot read the sbatch script {script}: {error.strerror}") from error
+
+
+def log(settings: config.Settings) -> Path:
+    """Where the control plane's job writes, as sbatch wants it."""
+    return settings.state / "hpk-%j.log"
+
+
+def _stamp(settings: config.Settings) -> int | None:
+    """Changes when the control plane gives out its kubeconfig, which it does when the node is there."""
+    try:
+        return os.stat(settings.directory.kubeconfig).st_mtime_ns  # noqa: PTH116 - jobdir's paths are strings
+    except OSError:
+        return None
+
+
+class Watch:
+    """Looks at the state directory often and asks Slurm seldom, until the node is Ready or the job is over."""
+
+    def __init__(self, settings: config.Settings, slurm: client.Slurm, *, job_id: str, stamp: int | None) -> None:
+        self._settings = settings
+        self._slurm = slurm
+        self._job_id = job_id
+        self._stamp = stamp
+        self._began_at = time.monotonic()
+        self._pause = FIRST_QUESTION_SECONDS
+        self._ask_at = self._began_at + self._pause
+        self._announced_at: float | None = None
+        self._job: model.Job | None = None
+
+    async def until_ready(self) -> int:
+        """Show what it waits for; 0 when the node is Ready."""
+        from rich import console  # noqa: PLC0415 - only those who wait pay for it
+
+        screen = console.Console(stderr=True)
+        with screen.status("Waiting for Slurm") as spinner:
+            told = ""
+
+            def tell(text: str) -> None:
+                nonlocal told
+                if text == told:
+                    return
+                told = text
+                if screen.is_terminal:
+                    spinner.update(text)
+                else:
+                    print(text, file=sys.stderr, flush=True)
+
+            look = await self._look_until_ready(tell)
+        elapsed = time.monotonic() - self._began_at
+        print(f"Node {self._settings.node_name} is Ready after {elapsed:.1f} s: kubectl get nodes   ({look.url})")
+        return 0
+
+    async def _look_until_ready(self, tell: Callable[[str], None]) -> cluster.Look:
+        while True:
+            if _stamp(self._settings) != self._stamp:
+                look = await cluster.look(self._settings)
+                if look.is_ready:
+                    return look
+                self._check_reachable(look)
+                tell(f"The control plane runs; the node is not Ready yet: {look.problem or look.message}")
+            elif (holder := instance.owner(self._settings.directory)) and holder.job_id == self._job_id:
+                tell(f"The control plane starts on {holder.host}")
+            elif self._job is not None:
+                tell(waiting(self._job))
+            if time.monotonic() >= self._ask_at:
+                await self._ask()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _ask(self) -> None:
+        """Ask Slurm, less and less often; silence changes nothing."""
+        self._pause = min(self._pause * 1.5, LAST_QUESTION_SECONDS)
+        self._ask_at = time.monotonic() + self._pause
+        try:
+            self._job = (await self._slurm.jobs()).get(self._job_id)
+        except errors.SlurmUnavailable:
+            return
+        if self._job is None or self._job.state.is_over:
+            word = "is gone" if self._job is None else f"ended as {self._job.state.value}"
+            raise errors.Fatal(f"Cannot start the control plane: job {self._job_id} {word}\n{self._tail()}")
+
+    def _check_reachable(self, look: cluster.Look) -> None:
+        self._announced_at = self._announced_at or time.monotonic()
+        if look.problem and time.monotonic() - self._announced_at > UNREACHABLE_SECONDS:
+            raise errors.ApiUnavailable(
+                f"The control plane is ready in job {self._job_id}, but this host cannot reach it: {look.problem}"
+            )
+
+    def _tail(self) -> str:
+        path = str(log(self._settings)).replace("%j", self._job_id)
+        try:
+            lines = Path(path).read_text(errors="replace").splitlines()[-LOG_LINES:]
+        except OSError:
+            return f"Its output is not at {path}; look where --output says"
+        return "\n".join([f"The end of {path}:", *(f"  {line}" for line in lines)])
+
+
+def waiting(job: model.Job) -> str:
+    """Why the job is not there yet, in a user's words."""
+    if job.state.is_queued:
+        reason = f" ({job.reason})" if job.reason else ""
+        since = f", expected {time.strftime('%H:%M', time.localtime(job.start_time))}" if job.start_time else ""
+        return f"Job {job.id} waits in Slurm's queue{reason}{since}"
+    return f"Job {job.id} is {job.state.value.lower()} on {job.nodes or 'no node yet'}; the container starts"
