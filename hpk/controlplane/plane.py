@@ -16,7 +16,6 @@ from hpk import errors, jobdir
 from hpk.aio import ports
 from hpk.controlplane import address, apiserver, bootstrap, controller_manager, etcd, identities, lock, supervisor
 from hpk.controlplane import layout as layouts
-from hpk.kube import client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -101,6 +100,10 @@ class ControlPlane:
 
     async def _bring_up(self) -> None:
         started_at = time.monotonic()
+        await self._supervisor.ready(etcd.NAME).wait()
+        # While the API server starts: the import takes 0.3 s, which etcd need not wait for.
+        from hpk.kube import client  # noqa: PLC0415
+
         await self._supervisor.ready(apiserver.NAME).wait()
         path = self.layout.kubeconfig("bootstrap")
         try:
