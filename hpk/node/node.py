@@ -142,16 +142,17 @@ def readiness(
         now: Unix time, as all the others.
         started_at: When the kubelet started.
         answered_at: When slurmctld last answered; None if it never did.
-        error: Why it does not, in the words of whoever asked.
+        error: Why the last question had no answer, in the words of whoever asked; empty if it had one.
         silence_seconds: The patience.
     """
     because = f": {error}" if error else ""
     if answered_at is None:
         message = f"slurmctld has not answered since the kubelet started at {_stamp(started_at)}{because}"
         return Readiness(is_ready=False, reason="SlurmUnavailable", message=message)
-    if now - answered_at > silence_seconds:
+    # An old answer is no silence if nobody has asked since: the site may want few questions.
+    if error and now - answered_at > silence_seconds:
         # The instant, not the age: a message that changes with every look would be written with every look.
-        message = f"slurmctld has not answered since {_stamp(answered_at)}{because}"
+        message = f"slurmctld has not answered since {_stamp(answered_at)}: {error}"
         return Readiness(is_ready=False, reason="SlurmUnavailable", message=message)
     return Readiness()
 

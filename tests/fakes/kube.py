@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpk import errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
 Object = dict[str, Any]
 
@@ -170,7 +170,7 @@ class FakeKube:
         made["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace}
         return copy.deepcopy(self._store(path, made, old=old))
 
-    async def watch(self, path: str, *, query: Mapping[str, Any], resource_version: str) -> AsyncIterator[Object]:
+    async def watch(self, path: str, *, query: Mapping[str, Any], resource_version: str) -> AsyncGenerator[Object]:
         """Yield every change under this path since the version, then wait for more."""
         self._called("watch", path)
         seen = int(resource_version)

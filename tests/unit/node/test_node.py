@@ -194,8 +194,9 @@ async def test_silence_of_slurm_keeps_the_published_capacity(world: World) -> No
 
 def test_readiness_has_patience() -> None:
     """A short silence is no reason; having never heard of Slurm is."""
-    assert node.readiness(now=100, started_at=0, answered_at=10).is_ready
-    assert not node.readiness(now=131, started_at=0, answered_at=10).is_ready
+    assert node.readiness(now=100, started_at=0, answered_at=10, error="timed out").is_ready
+    assert not node.readiness(now=131, started_at=0, answered_at=10, error="timed out").is_ready
+    assert node.readiness(now=999, started_at=0, answered_at=10).is_ready  # nobody asked since
     assert not node.readiness(now=1, started_at=0, answered_at=None).is_ready
 
 
