@@ -296,41 +296,35 @@ def _unzstd(raw: io.BufferedReader) -> Iterator[IO[bytes]]:
             yield process.stdout
             finished = not process.stdout.read(1)
         finally:
-            process.kill()
+            if not finished:
+                process.kill()
             complaint = process.stderr.read().decode(errors="replace").strip()
-        if finished and process.wait() > 0:
+        if process.wait() > 0:
             raise layers.BadLayer(f"a layer cannot be read: {complaint}")
 
 
 @contextlib.contextmanager
 def _mksquashfs(output: str, *, root: layers.Entry) -> Iterator[IO[bytes]]:
-    argv = [
-        "mksquashfs",
-        "-",
-        output,
-        "-tar",
-        "-noappend",
-        *COMPRESSION,
-        "-exit-on-error",
-        "-quiet",
-        "-no-progress",
-        "-mem",
-        MEMORY,
-    ]
-    argv += ["-processors", str(len(os.sched_getaffinity(0))), "-mkfs-time", "0", "-root-time", str(root.mtime)]
-    argv += ["-root-mode", f"{root.mode:o}", "-root-uid", str(root.uid), "-root-gid", str(root.gid)]
+    """The standard input of a mksquashfs that writes output; after the block it has ended well, or it is an error."""
+    argv = ["mksquashfs", "-", output, "-tar", "-noappend", *COMPRESSION, "-mem", MEMORY]
+    argv += ["-processors", str(len(os.sched_getaffinity(0))), "-exit-on-error", "-quiet", "-no-progress"]
+    # The root directory has no entry in a tar stream that mksquashfs would heed.  Its owner is our own uid before 4.6.
+    argv += ["-mkfs-time", "0", "-root-time", str(root.mtime), "-root-mode", f"{root.mode:o}"]
+    argv += ["-root-uid", str(root.uid), "-root-gid", str(root.gid)]
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=_CHUNK
         )
     except FileNotFoundError as error:
-        raise CannotConvertError("the program 'mksquashfs' is not installed (squashfs-tools 4.5 or later)") from error
+        raise CannotConvertError("the program 'mksquashfs' is not installed (squashfs-tools 4.6 or later)") from error
     assert process.stdin is not None
     assert process.stdout is not None
+    is_broken = False
     try:
         yield process.stdin
         process.stdin.close()
     except BrokenPipeError:
+        is_broken = True
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
     except BaseException:
@@ -343,7 +337,7 @@ def _mksquashfs(output: str, *, root: layers.Entry) -> Iterator[IO[bytes]]:
         status = process.wait()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-    if status != 0:
+    if status != 0 or is_broken:
         raise CannotConvertError(f"mksquashfs cannot write the image: {said or f'exit status {status}'}")
 
 

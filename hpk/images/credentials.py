@@ -36,16 +36,17 @@ class Credentials:
 
 def find(docker_config: Mapping[str, Any] | None, *, wanted: reference.Reference) -> Credentials | None:
     """The credentials that cover the image, or None; an entry that cannot be read counts as absent."""
-    best: tuple[int, Credentials] | None = None
+    best: tuple[tuple[int, int], Credentials] | None = None
     auths = (docker_config or {}).get("auths")
     for key, entry in (auths if isinstance(auths, Mapping) else {}).items():
-        found = _read(entry)
-        if found is not None and _covers(key, wanted=wanted) and (best is None or len(key) > best[0]):
-            best = (len(key), found)
+        found, closeness = _read(entry), _closeness(key, wanted=wanted)
+        if found is not None and closeness is not None and (best is None or closeness > best[0]):
+            best = (closeness, found)
     return best[1] if best else None
 
 
-def _covers(key: str, *, wanted: reference.Reference) -> bool:
+def _closeness(key: str, *, wanted: reference.Reference) -> tuple[int, int] | None:
+    """How exactly a key names the image, by the length of its path and of its host; None if it does not."""
     host, _, path = key.partition("://")[2].partition("/") if "://" in key else key.partition("/")
     path = path.strip("/")
     if path in ("v1", "v2"):
@@ -53,8 +54,10 @@ def _covers(key: str, *, wanted: reference.Reference) -> bool:
     if host in _DOCKER_HUB:
         host = "docker.io"
     if not _is_host_covered(host, host=wanted.registry):
-        return False
-    return not path or wanted.repository == path or wanted.repository.startswith(f"{path}/")
+        return None
+    if path and wanted.repository != path and not wanted.repository.startswith(f"{path}/"):
+        return None
+    return len(path), len(host)
 
 
 def _is_host_covered(pattern: str, *, host: str) -> bool:

@@ -151,9 +151,7 @@ class FakeRegistry:
         for platform, digest in images.items():
             system, _, architecture = platform.partition("/")
             size = len(self.manifests[repository, digest][1])
-            entries.append(
-                {"digest": digest, "size": size, "platform": {"os": system, "architecture": architecture}}
-            )
+            entries.append({"digest": digest, "size": size, "platform": {"os": system, "architecture": architecture}})
         return self.put(repository, tag=tag, media_type=INDEX, document={"schemaVersion": 2, "manifests": entries})
 
     def put(self, repository: str, *, tag: str, media_type: str, document: dict[str, Any]) -> str:
@@ -210,7 +208,9 @@ def error(code: int, *, message: str) -> Callable[[web.Request], Awaitable[web.S
     return handler
 
 
-def body(data: bytes, *, headers: dict[str, str] | None = None) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def body(
+    data: bytes, *, headers: dict[str, str] | None = None
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """A handler that answers with these bytes, whatever was asked for."""
 
     async def handler(_: web.Request) -> web.StreamResponse:
