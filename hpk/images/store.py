@@ -261,6 +261,8 @@ async def _convert(files: Sequence[str], *, output: str) -> dict[str, Any]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        # The program may have been started in a way that only it knows of (hpk.sif's entry sets its own path).
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     try:
         request = json.dumps({"layers": files, "output": output}).encode()
