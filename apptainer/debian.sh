@@ -47,6 +47,7 @@ drop_packages() {
 
 prune() {
   umask 022
+  [ "$here" = /opt/hpk/build ] || { echo "debian.sh: prune empties the system it runs in: only inside an image" >&2; exit 2; }
   mkdir -p /opt/hpk/bin /opt/hpk/lib
   : >/opt/hpk/dropped
   # shellcheck disable=SC2016  # dpkg-query's own variables
@@ -59,19 +60,20 @@ prune() {
     perl-base sqv sysvinit-utils login openssl-provider-legacy tar bzip2 dpkg
   awk 'NR == FNR { gone[$1] = 1; next } !($1 in gone)' /opt/hpk/dropped /opt/hpk/debian.txt >/opt/hpk/debian.kept
   mv /opt/hpk/debian.kept /opt/hpk/debian.txt
+  # shellcheck disable=SC2114  # system directories are meant
   rm -rf /opt/hpk/dropped /var/lib/dpkg /var/lib/apt /var/cache /var/log /var/backups /etc/apt /etc/dpkg \
     /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale /usr/share/lintian /usr/share/bug \
     /usr/share/bash-completion /usr/share/zsh /usr/share/fish /usr/share/perl5 /usr/lib/apt /usr/lib/dpkg \
     /usr/share/common-licenses /usr/share/gcc /usr/share/gdb /usr/share/menu /usr/share/debconf \
     /usr/share/polkit-1 /usr/share/pixmaps /usr/share/applications /usr/share/zoneinfo /usr/lib/systemd \
     /usr/lib/init /usr/share/initramfs-tools /etc/cron.daily /etc/init.d /etc/rc?.d /etc/systemd /usr/games \
-    /usr/local/games /usr/share/games /usr/include /usr/src /usr/lib/x86_64-linux-gnu/gconv /boot /media /srv
+    /usr/local/games /usr/share/games /usr/include /usr/src /usr/lib/*-linux-gnu/gconv /boot /media /srv
   find / -xdev \( -name '*.a' -o -name '*.la' \) -type f -delete
 
   # Python without what only developers and desktops use.
   cd /usr/lib/python3.13
   rm -rf test idlelib tkinter turtledemo ensurepip lib2to3 pydoc_data turtle.py venv config-3.13-* \
-    __phello__ distutils sqlite3 curses dbm wsgiref xmlrpc
+    __phello__ distutils sqlite3 curses dbm xmlrpc
   find / -xdev -name __pycache__ -prune -exec rm -rf {} +
   [ -e /usr/bin/python3 ] || ln -s python3.13 /usr/bin/python3
   compile /usr/lib/python3.13
@@ -84,7 +86,7 @@ prune() {
     /run/hpk/pod /run/hpk/images /run/hpk/endpoint /run/hpk/scratch /run/hpk/host /run/hpk/gateway
   chmod 1777 /tmp /var/tmp
   for file in /etc/localtime /etc/hosts /etc/resolv.conf /etc/hostname; do
-    rm -f "$file" 2>/dev/null && : >"$file" || true # while Apptainer builds, some are its own mounts
+    if rm -f "$file" 2>/dev/null; then : >"$file"; fi # while Apptainer builds, some are its own mounts
   done
 }
 
