@@ -15,19 +15,18 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import structlog
 
 from hpk import errors
-from hpk.images import cache, credentials, flights, image, reference, registry, sif
+from hpk.images import cache, flights, image, reference, registry, sif
+from hpk.images import credentials as docker_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from hpk.images import manifest
-
-Policy = Literal["Always", "IfNotPresent", "Never"]
 
 LOG = structlog.get_logger(__name__)
 
@@ -87,16 +86,16 @@ class ImageStore:
         self,
         name: str,
         *,
-        policy: Policy,
-        docker_config: Mapping[str, Any] | None = None,
+        policy: str,
+        credentials: Mapping[str, Any] | None = None,
         on_pull: Callable[[], None] | None = None,
     ) -> image.Image:
         """Return the image, pulled if the policy wants it or it is not there; callers that overlap share the work.
 
         Args:
             name: The container's ``image:``, or the absolute path of a SIF file.
-            policy: The container's imagePullPolicy; a SIF file is simply read.
-            docker_config: A ``.dockerconfigjson``, from imagePullSecrets.
+            policy: The container's imagePullPolicy (``Always``, ``IfNotPresent`` or ``Never``); a SIF file is simply read.
+            credentials: A ``.dockerconfigjson``, from imagePullSecrets.
             on_pull: Called once if something is really fetched, before it is.
 
         Raises:
@@ -114,7 +113,7 @@ class ImageStore:
             raise errors.ImageRefused(message, reason="ErrImageNeverPull")
         known = stored
         if stored is None or policy == "Always":
-            access = registry.Access(reference=wanted, login=credentials.find(docker_config, wanted=wanted))
+            access = registry.Access(reference=wanted, login=docker_config.find(credentials, wanted=wanted))
             with _told(f'failed to pull and unpack image "{wanted}"'):
                 stored = await self._refresh(access, known=known, on_pull=on_pull)
         return image.Image(
