@@ -1,0 +1,36 @@
+# The commands of a checkout; each says what it does while it does it.  As root, on Debian 12 or newer, with Go
+# 1.26 and Python 3.11 or newer; what else is needed is installed or built, and cached outside the tree.
+
+.PHONY: help demo test check cases bench image clean
+
+help:
+	@echo 'make demo                  from nothing to pods on a simulated Slurm cluster (45 min the first time, then 1)'
+	@echo 'make test                  every test, the ones on the simulated cluster included'
+	@echo 'make check                 format, lint, types, import contracts, unit tests (under a minute)'
+	@echo 'make cases [CASES=...]     ../shared/cases, or the named files and folders, on the running cluster'
+	@echo 'make bench [BENCH=NAME]    measure; writes build/bench.json'
+	@echo 'make image                 build/hpk.sif'
+	@echo 'make clean                 stop the simulated cluster and remove what was built here; the cache stays'
+
+demo:
+	@scripts/demo.sh
+
+test:
+	@scripts/test.sh
+
+check:
+	@scripts/check.sh
+
+cases:
+	@scripts/cases.sh $(CASES)
+
+bench:
+	@scripts/bench.sh $(BENCH)
+
+image:
+	@scripts/build-image.sh
+
+clean:
+	@tests/site/site down --purge
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
