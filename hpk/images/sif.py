@@ -2,18 +2,21 @@
 
 No tool is called and nothing is unpacked; the layout is that of https://github.com/apptainer/sif (version 01).
 
-A SIF that Apptainer built from a registry's image carries that image's OCI config, and is started like the image.
-Any other is started as ``apptainer run`` would: ``/.singularity.d/actions/exec`` (which reads the image's
-environment) followed by ``/.singularity.d/runscript``.  A pod's ``command`` replaces both, as it replaces any
-entrypoint, and then the image's environment is the pod's to give.
+A SIF that is a registry's image as it was (``apptainer build x.sif docker://…``) carries that image's OCI config,
+and is started like the image.  Any other is started as ``apptainer run`` would, as root of the container:
+``/.singularity.d/actions/exec``, which reads the environment that the definition file made, and then
+``/.singularity.d/runscript``.  The OCI config alone does not tell them apart: Apptainer hands the base image's on
+to what is built upon it.  A pod's ``command`` replaces both scripts, as it replaces any entrypoint; of the image's
+environment it then sees what the OCI config says, not what a definition file's ``%environment`` does.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import re
 import struct
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 from hpk import errors
@@ -30,6 +33,7 @@ _DESCRIPTOR: Final = struct.Struct("<i?3I7q128s384s")
 _PARTITION: Final = struct.Struct("<ii3s")
 _MAGIC: Final = b"SIF_MAGIC\0"
 _SQUASHFS_MAGIC: Final = b"hsqs"
+_DEFINITION_DATA: Final = 0x4001
 _PARTITION_DATA: Final = 0x4004
 _JSON_DATA: Final = 0x4006
 _OCI_DATA: Final = (0x400A, 0x400B)
@@ -50,13 +54,15 @@ _ARCHITECTURES: Final = {
     b"11": "s390x",
     b"12": "riscv64",
 }
+_CHANGES: Final = re.compile(rb"^[ \t]*%(runscript|environment|post|setup|app\w+)\b", re.MULTILINE | re.IGNORECASE)
+"""Sections of a definition file that make the image something else than its base."""
 _OCI_CONFIG: Final = b"oci-config.json"
 _MOST_DESCRIPTORS: Final = 4096
-_LARGEST_JSON: Final = 8 << 20
+_LARGEST_OBJECT: Final = 8 << 20
 _TAIL: Final = 64 << 10
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sif:
     """A SIF file's root file system: a squashfs of ``size`` bytes, ``offset`` bytes into the file.
 
@@ -157,11 +163,18 @@ def _root(found: list[_Descriptor], *, path: Path) -> _Descriptor:
 
 
 def _config(file: IO[bytes], found: list[_Descriptor], *, architecture: str) -> image.ImageConfig:
+    own = image.ImageConfig(entrypoint=ENTRYPOINT, architecture=architecture)
     for descriptor in found:
         if descriptor.kind == _JSON_DATA and descriptor.name.rstrip(b"\0") == _OCI_CONFIG:
-            if descriptor.size > _LARGEST_JSON:
-                raise ValueError(f"its {_OCI_CONFIG.decode()} is too big")
-            file.seek(descriptor.offset)
-            inner = json.loads(file.read(descriptor.size))
-            return image.config_from_json({"config": inner, "architecture": architecture})
-    return image.ImageConfig(entrypoint=ENTRYPOINT, architecture=architecture)
+            inner = json.loads(_data(file, descriptor))
+            base = image.config_from_json({"config": inner, "architecture": architecture})
+            is_changed = any(_CHANGES.search(_data(file, other)) for other in found if other.kind == _DEFINITION_DATA)
+            return dataclasses.replace(own, env=base.env) if is_changed else base
+    return own
+
+
+def _data(file: IO[bytes], descriptor: _Descriptor) -> bytes:
+    if descriptor.size > _LARGEST_OBJECT:
+        raise ValueError(f"its {descriptor.name.rstrip(bytes(1)).decode(errors='replace')} is too big")
+    file.seek(descriptor.offset)
+    return file.read(descriptor.size)

@@ -94,7 +94,7 @@ class ImageStore:
 
         Args:
             name: The container's ``image:``, or the absolute path of a SIF file.
-            policy: The container's imagePullPolicy (``Always``, ``IfNotPresent`` or ``Never``); a SIF file is simply read.
+            policy: The imagePullPolicy: ``Always``, ``IfNotPresent`` or ``Never``; a SIF file is simply read.
             credentials: A ``.dockerconfigjson``, from imagePullSecrets.
             on_pull: Called once if something is really fetched, before it is.
 

@@ -46,6 +46,16 @@ def test_an_image_from_a_registry_is_started_like_one(tmp_path: Path) -> None:
     )
 
 
+def test_an_image_built_upon_another_is_its_own(tmp_path: Path) -> None:
+    """Its definition file's runscript and environment count, not the base image's entrypoint and user."""
+    config = json.dumps({"Entrypoint": ["/base"], "Env": ["A=b"], "User": "1000"}).encode()
+    for text, is_own in ((b"bootstrap: docker\nfrom: x\n", False), (b"From: x\n%runscript\n  run\n", True)):
+        objects = (0x4001, b"def", b"", text), (0x4006, b"oci-config.json", b"", config)
+        found = sif.read(written(tmp_path, fake.sif_bytes(*objects))).config
+        assert found.env == (("A", "b"),)
+        assert (found.entrypoint, found.user) == ((sif.ENTRYPOINT, "") if is_own else (("/base",), "1000"))
+
+
 def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
     """A copy has the same, another root file system does not."""
     first = sif.read(written(tmp_path, fake.sif_bytes()))

@@ -1,0 +1,131 @@
+"""From an image's name in a pod to what its containers find: against the cluster's own registry."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import cluster
+from tests.e2e import conftest
+from tests.e2e.conftest import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.cluster
+
+LOOK = """
+cd /work; for name in * opaque/*; do stat -c '%n %u:%g %a %h' $name; done
+cat replaced private opaque/new; echo "$SPACES|$EQUALS|$PWD|$(id -u):$(id -g)"
+for name in /proc /dev /sys /etc; do test -d $name || echo no $name; done
+"""
+FOUND = """
+kept 1000:0 644 2
+kept-too 1000:0 644 2
+opaque 0:0 755 2
+private 1000:0 600 1
+replaced 1000:0 644 1
+opaque/new 0:0 644 1
+upper
+only uid 1000 reads this
+new
+two  words |a=b|/work|1000:1000
+"""
+
+
+def pod(name: str, image: str, command: list[str] | None = None, **fields: object) -> str:
+    """A pod of one container."""
+    container: dict[str, object] = {"name": "c", "image": image, **fields}
+    if command is not None:
+        container["command"] = command
+    spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}
+    return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+
+
+def output(space: conftest.Namespace, name: str) -> str:
+    """What the pod wrote, once it has succeeded."""
+    until(lambda: space.phase(name) in ("Succeeded", "Failed"))
+    text = space.kubectl("logs", name)
+    assert space.phase(name) == "Succeeded", text
+    return text
+
+
+def container(space: conftest.Namespace, name: str) -> dict[str, Any]:
+    """The status of the pod's container, or {}."""
+    statuses = space.get("pod", name).get("status", {}).get("containerStatuses", [])
+    return dict(statuses[0]) if statuses else {}
+
+
+def waiting(space: conftest.Namespace, name: str) -> dict[str, str]:
+    """Why the container waits, or {}."""
+    return dict(container(space, name).get("state", {}).get("waiting", {}))
+
+
+def test_layers_owners_and_config_arrive(space: conftest.Namespace) -> None:
+    """Whiteouts, opaque directories, hard links, owners, modes, user, environment and directory of the image."""
+    space.apply(pod("layers", "${REGISTRY}/layers:1", ["sh", "-c", LOOK]))
+    assert output(space, "layers").split() == FOUND.split()
+
+
+def test_images_of_one_name_do_not_mix(space: conftest.Namespace) -> None:
+    """``busybox:1`` and ``alias/busybox:1`` are different images, also on one node and cached."""
+    space.apply(pod("plain", "${REGISTRY}/busybox:1", ["sh", "-c", "echo busybox"]))
+    space.apply(pod("alias", "${REGISTRY}/alias/busybox:1", ["/agnhost", "--version"]))
+    assert output(space, "plain") == "busybox\n"
+    assert "agnhost version" in output(space, "alias")
+    plain, alias = (container(space, name)["imageID"] for name in ("plain", "alias"))
+    assert plain.startswith(f"{cluster.REGISTRY}/busybox@sha256:")
+    assert alias.startswith(f"{cluster.REGISTRY}/alias/busybox@sha256:")
+    assert plain.rpartition(":")[2] != alias.rpartition(":")[2]
+
+
+def test_an_index_gives_this_platform(space: conftest.Namespace) -> None:
+    """The registry's other image under the name is for another machine and would not run."""
+    space.apply(pod("multi", "${REGISTRY}/multi:1", ["sh", "-c", "echo runs"]))
+    assert output(space, "multi") == "runs\n"
+
+
+def test_a_missing_image_waits_with_the_registrys_answer(space: conftest.Namespace) -> None:
+    """ErrImagePull, then ImagePullBackOff, an event in containerd's words, and no Slurm job."""
+    space.apply(pod("missing", "${REGISTRY}/no/such:image"))
+    name = f"{cluster.REGISTRY}/no/such:image"
+    until(lambda: waiting(space, "missing").get("reason") == "ImagePullBackOff")
+    assert f'failed to resolve reference "{name}": {name}: not found' in space.events("missing")
+    assert conftest.jobs_of(space.get("pod", "missing")["metadata"]["uid"]) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "policy", "reason", "words"),
+    [
+        ("Not/A:Name:1", "IfNotPresent", "InvalidImageName", "couldn't parse image name"),
+        ("ctl:5000/python:none", "Never", "ErrImageNeverPull", "is not present with pull policy of Never"),
+    ],
+)
+def test_refusals_have_the_kubelets_reasons(
+    space: conftest.Namespace, image: str, policy: str, reason: str, words: str
+) -> None:
+    """Names that are none, and images that may not be pulled."""
+    space.apply(pod("refused", image, imagePullPolicy=policy))
+    until(lambda: waiting(space, "refused").get("reason") == reason)
+    assert words in space.events("refused")
+
+
+@pytest.fixture
+def sif() -> Iterator[str]:
+    """A SIF of the user's own with a runscript and an environment, outside the images directory."""
+    text = "Bootstrap: docker\nFrom: ctl:5000/busybox:1\n%environment\nexport FOO=bar\n%runscript\necho run $FOO $@\n"
+    cluster.shell("mkdir -p ~/sif-test && cat > ~/sif-test/x.def", stdin=text.encode())
+    cluster.shell("cd ~/sif-test && APPTAINER_NOHTTPS=1 apptainer -q build -F x.sif x.def")
+    yield "/home/alice/sif-test/x.sif"
+    cluster.shell("rm -r ~/sif-test")
+
+
+def test_a_sif_is_used_where_it_lies(space: conftest.Namespace, sif: str) -> None:
+    """It runs like ``apptainer run``, and a command replaces that."""
+    space.apply(pod("run", sif, args=["a", "b"]))
+    space.apply(pod("exec", f"file://{sif}", ["sh", "-c", "echo $PATH"]))
+    assert output(space, "run") == "run bar a b\n"
+    assert "/bin" in output(space, "exec")
+    assert container(space, "run")["imageID"].startswith(f"file://{sif}@sha256:")
