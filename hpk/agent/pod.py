@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hpk.agent import container, deadline, logs, processes, report, runs
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from hpk.agent import sandbox
 
 MESSAGES = {
@@ -105,11 +107,11 @@ class Pod:
                 continue
             task = self._start(one)
             if one.is_init:
-                await self._unless_stopping(task)
+                await self._unless_stopping(asyncio.wait({task}))
                 if not task.done() or not task.result():
                     return False
             else:
-                await self._unless_stopping(asyncio.ensure_future(one.has_started.wait()))
+                await self._unless_stopping(one.has_started.wait())
             if self._all.is_stopping.is_set():
                 return False
         return True
@@ -119,22 +121,23 @@ class Pod:
         for one in self._apps:
             self._start(one)
             if (one.plan.get("lifecycle") or {}).get("postStart"):
-                await self._unless_stopping(asyncio.ensure_future(one.has_launched.wait()))
+                await self._unless_stopping(one.has_launched.wait())
             if self._all.is_stopping.is_set():
                 return
-        await self._unless_stopping(asyncio.gather(*(self._tasks[one] for one in self._apps)))
+        await self._unless_stopping(asyncio.wait([self._tasks[one] for one in self._apps]))
 
     def _start(self, one: container.Container) -> asyncio.Task[bool]:
         self._tasks[one] = asyncio.create_task(one.live(), name=f"container {one.plan['name']}")
         return self._tasks[one]
 
-    async def _unless_stopping(self, future: asyncio.Future[Any]) -> None:
+    async def _unless_stopping(self, wait: Coroutine[Any, Any, object]) -> None:
         """Wait for something, or for the wish to end the pod."""
-        stopping = asyncio.create_task(self._all.is_stopping.wait())
+        tasks = [asyncio.create_task(wait), asyncio.create_task(self._all.is_stopping.wait())]
         try:
-            await asyncio.wait({future, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def _stop(self, limit: deadline.Deadline) -> None:
         """Stop what runs: apps and init containers at once, then sidecars from last to first."""

@@ -1,0 +1,176 @@
+"""CRI logs: framing, and disks that do not take them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpk.agent import logs, messages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AT = 1_476_317_289_669_794_202
+
+
+def read_back(text: bytes) -> bytes:
+    """What kubectl would print: partial lines joined."""
+    out = b""
+    for line in (
+        text.splitlines(keepends=True) if b"\r" not in text else [part + b"\n" for part in text.split(b"\n")[:-1]]
+    ):
+        _, stream, tag, content = line.split(b" ", 3)
+        assert stream == b"stdout"
+        out += content if tag == b"F" else content[:-1]
+    return out
+
+
+def test_a_line_is_stamped_and_tagged() -> None:
+    """The format is containerd's, to the nanosecond."""
+    framer = logs.Framer("stderr")
+    assert framer.feed(b"text\n", at_ns=AT) == b"2016-10-13T00:08:09.669794202Z stderr F text\n"
+
+
+def test_a_stream_without_a_last_newline_ends_in_a_partial_line() -> None:
+    """So that readers do not invent a newline."""
+    framer = logs.Framer("stdout")
+    assert framer.feed(b"no newline", at_ns=AT) == b""
+    assert framer.close(at_ns=AT).endswith(b" stdout P no newline\n")
+    assert framer.close(at_ns=AT) == b""
+
+
+def test_a_long_line_is_cut_at_16_kib() -> None:
+    """Nothing is held in memory beyond that, and the parts are marked."""
+    framer = logs.Framer("stdout")
+    text = framer.feed(b"x" * 40_000, at_ns=AT)
+    assert [len(line.split(b" ", 3)[3]) for line in text.splitlines()] == [16384, 16384]
+    assert all(b" P " in line for line in text.splitlines())
+
+
+@given(st.lists(st.binary(max_size=40_000), max_size=8))
+def test_no_byte_is_lost_however_it_arrives(chunks: list[bytes]) -> None:
+    """What is read back from the log is what was written, whatever the chunks."""
+    framer = logs.Framer("stdout")
+    text = b"".join(framer.feed(chunk, at_ns=AT) for chunk in chunks) + framer.close(at_ns=AT)
+    assert read_back(text.replace(b"\r", b"\x01")) == b"".join(chunks).replace(b"\r", b"\x01")
+
+
+class Recorder:
+    """Remembers what was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+
+async def test_output_reaches_the_file_and_the_end_is_awaited(tmp_path: Path) -> None:
+    """When finish returns, all that the container wrote is in the file."""
+    writer, troubles = logs.Writer(asyncio.get_running_loop()), Recorder()
+    path = tmp_path / "c" / "0.log"
+    ours, theirs = os.pipe()
+    file = logs.LogFile(str(path), on_trouble=troubles.told.append)
+    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    os.write(theirs, b"one\ntwo")
+    os.close(theirs)
+    await capture.finish(timeout_seconds=2)
+    assert [line.split(b" ", 1)[1] for line in path.read_bytes().splitlines()] == [b"stdout F one", b"stdout P two"]
+    assert not troubles.told
+    assert path.stat().st_mode & 0o777 == 0o600
+    writer.close()
+
+
+async def test_a_disk_that_refuses_does_not_hold_the_container(tmp_path: Path) -> None:
+    """The output is lost, once an event says so, and the container's pipe is drained all the same."""
+    (tmp_path / "c").write_text("a file where the directory should be")
+    writer, troubles = logs.Writer(asyncio.get_running_loop()), Recorder()
+    ours, theirs = os.pipe()
+    file = logs.LogFile(str(tmp_path / "c" / "0.log"), on_trouble=troubles.told.append)
+    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    for _ in range(4):
+        await asyncio.to_thread(os.write, theirs, b"x" * 60_000 + b"\n")
+    os.close(theirs)
+    await capture.finish(timeout_seconds=2)
+    assert len(troubles.told) == 1
+    assert "Cannot write" in troubles.told[0]
+    writer.close()
+
+
+def test_what_was_lost_is_said_when_the_disk_works_again(tmp_path: Path) -> None:
+    """A gap in a log is visible in the log."""
+    file = logs.LogFile(str(tmp_path / "0.log"), on_trouble=print)
+    file.add_lost(123)
+    assert file.write(b"2016 stdout F on\n") is None
+    assert b"123 bytes of log were lost here" in (tmp_path / "0.log").read_bytes()
+    file.close()
+
+
+async def test_a_disk_that_hangs_loses_output_after_some_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The container goes on without its log, and the log resumes when the disk does."""
+    monkeypatch.setattr(logs, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(logs, "_MOST_WAITING", 1000)
+    troubles = Recorder()
+    writer = logs.Writer(asyncio.get_running_loop())
+    file = logs.LogFile(str(tmp_path / "0.log"), on_trouble=troubles.told.append)
+    hang = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    resumed = asyncio.run_coroutine_threadsafe
+    real = file.write
+
+    def slow(data: bytes) -> OSError | None:
+        if data:
+            resumed(hang.wait(), loop).result()
+        return real(data)
+
+    monkeypatch.setattr(file, "write", slow)
+    ours, theirs = os.pipe()
+    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    for _ in range(8):
+        await asyncio.to_thread(os.write, theirs, b"x" * 40_000 + b"\n")
+    os.close(theirs)
+    assert len(troubles.told) == 1
+    hang.set()
+    await capture.finish(timeout_seconds=2)
+    assert (tmp_path / "0.log").read_bytes().count(b"\n") < 8 * 3
+    writer.close()
+
+
+def test_the_message_is_the_end_of_the_file(tmp_path: Path) -> None:
+    """Of an oversize termination message the last 4096 bytes count."""
+    file = tmp_path / "message"
+    file.write_bytes(b"x" * 5000 + b"END")
+    text = messages.termination_message(str(file), policy="File", exit_code=0, log="")
+    assert text == "x" * 4093 + "END"
+
+
+@pytest.mark.parametrize(
+    ("content", "policy", "exit_code", "expected"),
+    [
+        (b"", "FallbackToLogsOnError", 3, "almost\ncannot\n"),
+        (b"", "FallbackToLogsOnError", 0, ""),
+        (b"", "File", 3, ""),
+        (b"file", "FallbackToLogsOnError", 3, "file"),
+    ],
+)
+def test_the_log_speaks_only_for_a_failure_without_a_message(
+    tmp_path: Path, content: bytes, policy: str, exit_code: int, expected: str
+) -> None:
+    """FallbackToLogsOnError needs an empty file and a non-zero exit code."""
+    (tmp_path / "message").write_bytes(content)
+    (tmp_path / "log").write_bytes(b"2016 stdout F almost\n2016 stderr P can\n2016 stderr F not\n")
+    text = messages.termination_message(
+        str(tmp_path / "message"), policy=policy, exit_code=exit_code, log=str(tmp_path / "log")
+    )
+    assert text == expected
+
+
+def test_the_log_s_end_is_80_lines_and_2048_bytes() -> None:
+    """The kubelet's limits."""
+    lines = b"".join(b"2016 stdout F %d\n" % number for number in range(200))
+    assert messages.log_end(lines).startswith(b"120\n")
+    assert len(messages.log_end(b"2016 stdout F " + b"x" * 5000 + b"\n")) == 2048

@@ -1,0 +1,473 @@
+"""A pod's life, with real processes in place of containers: what runs when, and what the report says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpk import jobdir
+from hpk.agent import container, execs, logs, pod, processes, report, restarts, runs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from hpk import records
+
+TIMEOUT = 5.0
+
+
+def one(name: str, script: str, kind: str = "app", **changes: Any) -> dict[str, Any]:
+    """A container that runs a shell script."""
+    return {
+        "name": name,
+        "kind": kind,
+        "argv": ["/bin/sh", "-c", script],
+        "restart_policy": "Always" if kind == "sidecar" else "",
+        "termination_message_policy": "File",
+        "stop_signal": "",
+        "tty": False,
+        "stdin": False,
+        **changes,
+    }
+
+
+class Bench:
+    """A pod on the workbench."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.began: list[str] = []
+        self.broken: set[str] = set()
+        self.pod: pod.Pod
+        self.all: pod.Surroundings
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, *containers: dict[str, Any], **changes: Any) -> asyncio.Task[None]:
+        """Let the pod live; the task ends with it."""
+        plan: Any = {
+            "uid": "u-1",
+            "namespace": "ns",
+            "name": "p",
+            "restart_policy": "Never",
+            "grace_seconds": 5,
+            "deadline_at": None,
+            "containers": list(containers),
+            **changes,
+        }
+        box: Any = SimpleNamespace(
+            plan=plan,
+            pod_ip="127.0.0.1",
+            facts=SimpleNamespace(kill_wait_seconds=30.0),
+            places=SimpleNamespace(pod=jobdir.PodDirectory(str(self.directory))),
+        )
+        loop = asyncio.get_running_loop()
+        first = report.first_report(plan, job_id="7", node="n", host_ip="", pod_ip="")
+        reporter = report.Reporter(first, path=str(self.directory / "report.json"))
+        reaper = processes.Reaper(loop)
+        loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
+        self.all = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop))
+        self.pod = pod.Pod(self.all, begun={})
+        self._tasks = [asyncio.create_task(self.pod.live()), asyncio.create_task(reporter.run())]
+        return self._tasks[0]
+
+    def begin(self, _all: object, plan: Any, number: int) -> runs.Run | Exception:
+        """In place of crun: a starter that ends at once, and the script as the container's process."""
+        name = plan["name"]
+        self.began.append(name)
+        if name in self.broken:
+            return OSError("no such image")
+        directory = self.directory / f"{name}-{number}"
+        directory.mkdir()
+        run = runs.Run(plan, number, directory=str(directory), root_directory=str(directory))
+        run.outputs["stdout"], theirs = os.pipe()
+        environment = {"PATH": processes.PATH, "W": str(self.directory), "MESSAGE": run.message_file}
+        process = processes.spawn(plan["argv"], environment=environment, files={1: theirs})
+        os.close(theirs)
+        (directory / "pid").write_text(str(process))
+        run.starter = processes.spawn(["/bin/true"])
+        return run
+
+    def record(self, name: str) -> records.ContainerRecord:
+        """What the report says of a container."""
+        return self.all.reporter.report["containers"][name]
+
+    def exit_code(self, name: str) -> int | None:
+        """How a container ended."""
+        terminated = self.record(name)["terminated"]
+        return terminated["exit_code"] if terminated else None
+
+    def events(self, reason: str) -> list[str]:
+        """The messages of the events with this reason."""
+        return [event["message"] for event in self.all.reporter.report["events"] if event["reason"] == reason]
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        """Wait for the report to say so."""
+        async with asyncio.timeout(TIMEOUT):
+            while not is_so():  # noqa: ASYNC110 - a report has no event of its own
+                await asyncio.sleep(0.005)
+
+    def log(self, name: str, number: int = 0) -> bytes:
+        """A log file, as far as it is."""
+        path = self.directory / f"logs/{name}/{number}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.all.writer.close()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    """A bench whose containers are plain processes."""
+    made = Bench(tmp_path)
+    monkeypatch.setattr(container, "begin", made.begin)
+    monkeypatch.setattr(runs, "clean", lambda _run: None)
+    yield made
+    await made.close()
+
+
+async def ends(task: asyncio.Task[None]) -> None:
+    """The pod ends by itself."""
+    async with asyncio.timeout(TIMEOUT):
+        await task
+
+
+async def test_exit_codes_and_signals_are_the_process_s_own(bench: Bench) -> None:
+    """0 is Completed, others Error, a signal 128 and itself; the log is complete when the end is known."""
+    task = bench.start(one("a", "echo out"), one("b", "exit 3"), one("c", "kill -9 $$"), one("d", "exit 255"))
+    await ends(task)
+    found = {name: bench.record(name)["terminated"] for name in "abcd"}
+    assert all(found.values())
+    assert {n: (t["exit_code"], t["signal"], t["reason"]) for n, t in found.items() if t} == {
+        "a": (0, 0, "Completed"),
+        "b": (3, 0, "Error"),
+        "c": (137, 9, "Error"),
+        "d": (255, 0, "Error"),
+    }
+    assert bench.log("a").endswith(b" stdout F out\n")
+
+
+async def test_init_containers_run_one_after_another_before_the_rest(bench: Bench) -> None:
+    """An init container that succeeded is ready; the next begins only then."""
+    task = bench.start(
+        one("i", "sleep 0.05; echo i >> $W/order", "init"),
+        one("j", "echo j >> $W/order", "init"),
+        one("c", "cat $W/order"),
+    )
+    await ends(task)
+    assert (bench.directory / "order").read_text() == "i\nj\n"
+    assert bench.began == ["i", "j", "c"]
+    assert bench.record("i")["ready"]
+
+
+async def test_a_failed_init_container_leaves_the_rest_waiting(bench: Bench) -> None:
+    """What comes after it never starts and says PodInitializing."""
+    await ends(bench.start(one("i", "exit 5", "init"), one("j", "true", "init"), one("c", "true")))
+    assert bench.began == ["i"]
+    assert [bench.record(name)["reason"] for name in "jc"] == ["PodInitializing", "PodInitializing"]
+
+
+async def test_a_failing_init_container_is_tried_again_where_the_policy_says_so(bench: Bench) -> None:
+    """OnFailure retries an init container until it succeeds."""
+    task = bench.start(
+        one("i", "mkdir $W/once && exit 5; exit 0", "init"), one("c", "true"), restart_policy="OnFailure"
+    )
+    await ends(task)
+    assert bench.began == ["i", "i", "c"]
+    assert bench.record("i")["restart_count"] == 1
+    last = bench.record("i")["last_terminated"]
+    assert last
+    assert last["exit_code"] == 5
+
+
+async def test_a_sidecar_starts_first_and_ends_last(bench: Bench) -> None:
+    """The app begins when the sidecar runs; the sidecar gets SIGTERM when the app is done."""
+    task = bench.start(
+        one("s", "trap 'echo bye; exit 0' TERM; while :; do sleep 0.02; done", "sidecar"), one("c", "sleep 0.2")
+    )
+    await ends(task)
+    assert bench.began == ["s", "c"]
+    ended, app = bench.record("s")["terminated"], bench.record("c")["terminated"]
+    assert ended
+    assert app
+    assert ended["exit_code"] == 0
+    assert ended["finished_at"] >= app["finished_at"]
+    assert b"bye" in bench.log("s")
+
+
+async def test_sidecars_end_in_reverse_order(bench: Bench) -> None:
+    """The last that started is the first that is told to stop."""
+    script = "trap 'echo {} >> $W/order; exit 0' TERM; touch $W/{}; while :; do sleep 0.02; done"
+    task = bench.start(
+        one("s", script.replace("{}", "s"), "sidecar"),
+        one("t", script.replace("{}", "t"), "sidecar"),
+        one("c", "while [ ! -e $W/s ] || [ ! -e $W/t ]; do sleep 0.02; done"),
+    )
+    await ends(task)
+    assert (bench.directory / "order").read_text() == "t\ns\n"
+
+
+async def test_a_crash_loop_waits_with_the_kubelet_s_words(bench: Bench) -> None:
+    """The first restart is immediate; before the second the state says CrashLoopBackOff, and ending it is quick."""
+    task = bench.start(one("c", "exit 1"), restart_policy="Always")
+    await bench.until(lambda: bench.record("c")["reason"] == "CrashLoopBackOff")
+    record = bench.record("c")
+    assert record["message"] == "back-off 10s restarting failed container=c pod=p_ns(u-1)"
+    assert record["restart_count"] == 1
+    assert record["last_terminated"]
+    assert record["last_terminated"]["exit_code"] == 1
+    assert bench.events("BackOff") == ["Back-off restarting failed container c in pod p_ns(u-1)"]
+    bench.pod.end("Deleted", grace_seconds=5)
+    await ends(task)
+    assert bench.record("c")["state"] == "terminated"
+
+
+async def test_a_restarted_container_keeps_its_last_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """restart_count, last_terminated and the log's number tell the runs apart."""
+    monkeypatch.setattr(restarts, "FIRST_SECONDS", 0.01)
+    script = "echo x >> $W/n; echo run $(wc -l < $W/n); [ $(wc -l < $W/n) -gt 2 ]"
+    await ends(bench.start(one("c", script), restart_policy="OnFailure"))
+    assert bench.record("c")["restart_count"] == 2
+    assert [b"run %d" % n in bench.log("c", n - 1) for n in (1, 2, 3)] == [True] * 3
+
+
+async def test_what_cannot_start_is_a_start_error(bench: Bench) -> None:
+    """128 and StartError with the reason; others run all the same."""
+    bench.broken.add("c")
+    await ends(bench.start(one("c", "true"), one("d", "true")))
+    found = bench.record("c")["terminated"]
+    assert found
+    assert (found["exit_code"], found["reason"], found["message"]) == (128, "StartError", "no such image")
+    assert bench.events("Failed") == ["Error: no such image"]
+    assert bench.exit_code("d") == 0
+
+
+WAIT = "trap 'echo term; exit 7' TERM; echo up; while :; do sleep 0.02; done"
+
+
+async def test_deletion_is_sigterm_and_the_reason_stays(bench: Bench) -> None:
+    """The process gets its chance; a container whose policy is Always is not started again."""
+    task = bench.start(one("c", WAIT), restart_policy="Always")
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await bench.until(lambda: b"up" in bench.log("c"))
+    bench.pod.end("Deleted", message="bye", grace_seconds=30)
+    bench.pod.end("TimeLimit")
+    await ends(task)
+    assert bench.exit_code("c") == 7
+    assert bench.all.reporter.report["ended"] == {"reason": "Deleted", "message": "bye"}
+    assert bench.events("Killing") == ["Stopping container c"]
+    assert bench.began == ["c"]
+
+
+DEAF = "trap '' TERM; echo up; while :; do sleep 0.02; done"
+
+
+async def test_a_deaf_process_is_killed_when_the_grace_is_over(bench: Bench) -> None:
+    """SIGKILL comes at the deadline, not before."""
+    task = bench.start(one("c", DEAF))
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    started = time.monotonic()
+    bench.pod.end("Deleted", grace_seconds=0.2)
+    await ends(task)
+    assert 0.2 <= time.monotonic() - started < 2
+    assert bench.exit_code("c") == 137
+
+
+async def test_a_shorter_grace_that_comes_later_is_honoured(bench: Bench) -> None:
+    """A force deletion does not wait for the grace of the deletion before it."""
+    task = bench.start(one("c", DEAF))
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    bench.pod.end("Deleted", grace_seconds=300)
+    await asyncio.sleep(0)
+    bench.pod.end("Deleted", grace_seconds=0.05)
+    await ends(task)
+
+
+async def test_a_later_longer_grace_changes_nothing(bench: Bench) -> None:
+    """The grace can only become shorter."""
+    task = bench.start(one("c", DEAF))
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    bench.pod.end("Deleted", grace_seconds=0.05)
+    bench.pod.end("Deleted", grace_seconds=300)
+    await ends(task)
+
+
+async def test_the_deadline_ends_the_pod(bench: Bench) -> None:
+    """activeDeadlineSeconds is kept by the agent, in the kubelet's words."""
+    await ends(bench.start(one("c", WAIT), deadline_at=time.time() + 0.1))
+    ended = bench.all.reporter.report["ended"]
+    assert ended
+    assert ended["reason"] == "DeadlineExceeded"
+    assert ended["message"] == "Pod was active on the node longer than the specified deadline"
+
+
+async def test_ending_a_pod_that_initializes_stops_the_init_container(bench: Bench) -> None:
+    """And nothing after it starts."""
+    task = bench.start(one("i", WAIT, "init"), one("c", "true"))
+    await bench.until(lambda: bench.record("i")["state"] == "running")
+    bench.pod.end("Deleted")
+    await ends(task)
+    assert bench.began == ["i"]
+
+
+async def test_slurm_s_kill_wait_bounds_the_grace(bench: Bench) -> None:
+    """A pod with a long grace is killed by the agent before Slurm kills the agent, so that its end is reported."""
+    task = bench.start(one("c", DEAF), grace_seconds=300)
+    bench.all.box.facts.kill_wait_seconds = 1.0
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    bench.pod.end("Signalled")
+    await ends(task)
+    assert bench.exit_code("c") == 137
+
+
+async def test_the_stop_signal_is_the_container_s_own(bench: Bench) -> None:
+    """An image's STOPSIGNAL takes the place of SIGTERM."""
+    script = "trap 'exit 9' INT; trap 'exit 1' TERM; echo up; while :; do sleep 0.02; done"
+    task = bench.start(one("c", script, stop_signal="SIGINT"))
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await bench.until(lambda: b"up" in bench.log("c"))
+    bench.pod.end("Deleted")
+    await ends(task)
+    assert bench.exit_code("c") == 9
+
+
+class Commands:
+    """In place of exec into containers: answers by command."""
+
+    def __init__(self, **answers: tuple[int, str]) -> None:
+        self.answers = answers
+        self.ran: list[str] = []
+
+    async def execute(
+        self, _all: object, _target: object, argv: list[str], *, timeout_seconds: float | None = None
+    ) -> tuple[int, str]:
+        """Remember and answer; a command with no answer takes for ever."""
+        self.ran.append(argv[0])
+        with contextlib.suppress(KeyError):
+            return self.answers[argv[0]]
+        async with asyncio.timeout(timeout_seconds):
+            await asyncio.Event().wait()
+        raise AssertionError
+
+
+def probe(command: str, **numbers: Any) -> dict[str, Any]:
+    """An exec probe that is asked often."""
+    return {"exec": {"command": [command]}, "periodSeconds": 0.02, "timeoutSeconds": 0.05, **numbers}
+
+
+async def test_a_container_without_probes_is_started_and_ready(bench: Bench) -> None:
+    """As soon as it runs."""
+    bench.start(one("c", WAIT))
+    await bench.until(lambda: bench.record("c")["ready"] and bench.record("c")["started"])
+
+
+async def test_a_startup_probe_holds_back_what_comes_after(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sidecar has started only when its startup probe says so; liveness is not asked before."""
+    commands = Commands(up=(1, ""), alive=(0, ""))
+    monkeypatch.setattr(execs, "execute", commands.execute)
+    sidecar = one("s", WAIT, "sidecar", startup_probe=probe("up", failureThreshold=1000), liveness_probe=probe("alive"))
+    task = bench.start(sidecar, one("c", "true"))
+    await bench.until(lambda: commands.ran.count("up") > 2)
+    assert bench.began == ["s"]
+    assert "alive" not in commands.ran
+    assert not bench.record("s")["started"]
+    commands.answers["up"] = (0, "")
+    await ends(task)
+    assert bench.began == ["s", "c"]
+
+
+async def test_readiness_follows_its_probe_both_ways(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an Unhealthy event in the kubelet's words, and no restart."""
+    commands = Commands(ready=(1, "not yet"))
+    monkeypatch.setattr(execs, "execute", commands.execute)
+    bench.start(one("c", WAIT, readiness_probe=probe("ready", failureThreshold=1)))
+    await bench.until(lambda: bench.events("Unhealthy"))
+    assert bench.events("Unhealthy")[0] == "Readiness probe failed: not yet"
+    assert not bench.record("c")["ready"]
+    commands.answers["ready"] = (0, "")
+    await bench.until(lambda: bench.record("c")["ready"])
+    commands.answers["ready"] = (1, "")
+    await bench.until(lambda: not bench.record("c")["ready"])
+    assert bench.record("c")["restart_count"] == 0
+
+
+async def test_a_failed_liveness_probe_restarts_the_container(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After as many failures as the threshold says, a timeout being one."""
+    commands = Commands()
+    monkeypatch.setattr(execs, "execute", commands.execute)
+    task = bench.start(one("c", WAIT, liveness_probe=probe("hangs", failureThreshold=2)), restart_policy="Always")
+    await bench.until(lambda: bench.record("c")["restart_count"] == 1)
+    assert bench.events("Killing")[0] == "Container c failed liveness probe, will be restarted"
+    assert len(commands.ran) >= 2
+    assert "Liveness probe failed: command timed out" in bench.events("Unhealthy")[0]
+    bench.pod.end("Deleted")
+    await ends(task)
+
+
+async def test_a_pre_stop_hook_runs_before_the_signal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that hangs costs the grace, no more."""
+    commands = Commands(bye=(0, ""))
+    monkeypatch.setattr(execs, "execute", commands.execute)
+    monkeypatch.setattr(container, "LEAST_SECONDS", 0.3)
+    hook = {"preStop": {"exec": {"command": ["bye"]}}}
+    task = bench.start(
+        one("c", WAIT, lifecycle=hook), one("d", WAIT, lifecycle={"preStop": {"exec": {"command": ["hangs"]}}})
+    )
+    for name in "cd":
+        await bench.until(lambda name=name: b"up" in bench.log(name))  # type: ignore[misc]
+    bench.pod.end("Deleted", grace_seconds=0.1)
+    await ends(task)
+    assert set(commands.ran) == {"bye", "hangs"}
+    assert [bench.exit_code(name) for name in "cd"] == [7, 7]
+
+
+async def test_apps_wait_for_the_post_start_hook_before_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kubelet starts app containers in order, each after the hook of the one before."""
+    commands = Commands()
+    monkeypatch.setattr(execs, "execute", commands.execute)
+    task = bench.start(one("c", WAIT, lifecycle={"postStart": {"exec": {"command": ["go"]}}}), one("d", "true"))
+    await bench.until(lambda: commands.ran)
+    assert bench.began == ["c"]
+    bench.pod.end("Deleted")
+    await ends(task)
+    assert bench.began == ["c"]
+
+
+async def test_a_failed_post_start_hook_kills_the_container(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its event."""
+    monkeypatch.setattr(execs, "execute", Commands(go=(1, "")).execute)
+    await ends(bench.start(one("c", WAIT, lifecycle={"postStart": {"exec": {"command": ["go"]}}})))
+    assert bench.events("FailedPostStartHook") == ["PostStartHook failed"]
+    assert bench.record("c")["state"] == "terminated"
+
+
+async def test_the_report_is_on_disk_before_anything_is_sent(bench: Bench) -> None:
+    """Whoever reads the file later knows at least as much as the kubelet was told."""
+    seen: list[bool] = []
+
+    class Uplink:
+        """Looks at the file when it is told."""
+
+        def publish(self, sequence: int, data: bytes) -> None:
+            """Compare."""
+            seen.append((bench.directory / "report.json").read_bytes() == data and sequence > 0)
+
+    task = bench.start(one("c", "true"))
+    bench.all.reporter.attach(Uplink())
+    await ends(task)
+    bench.all.reporter.finish()
+    await bench.all.reporter.settled(timeout_seconds=TIMEOUT)
+    assert seen
+    assert all(seen)
+    assert jobdir.read_json(str(bench.directory / "report.json"))["finished_at"]

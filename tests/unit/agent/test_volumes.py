@@ -1,0 +1,146 @@
+"""Volumes on the node, and paths that a pod controls."""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpk.agent import inroot, volumes
+
+
+def make(tmp_path: Path, volume: dict[str, Any], **options: Any) -> volumes.Volumes:
+    """Make one volume below tmp_path, with tmp_path/host as the node's root."""
+    (tmp_path / "host").mkdir(exist_ok=True)
+    made = volumes.Volumes(
+        scratch=str(tmp_path / "scratch"), private=str(tmp_path / "private"), host=str(tmp_path / "host"), **options
+    )
+    made.make({"name": "v", **volume})  # type: ignore[typeddict-item]
+    return made
+
+
+def source(made: volumes.Volumes, sub_path: str = "") -> Path:
+    """The real path of what would be mounted."""
+    path, descriptor = made.source({"volume": "v", "path": "/x", "sub_path": sub_path, "read_only": False})
+    real = Path(path).resolve()
+    if descriptor is not None:
+        os.close(descriptor)
+    return real
+
+
+def file(path: str, data: bytes = b"", mode: int = 0o644) -> dict[str, Any]:
+    """A file of a plan."""
+    return {"path": path, "mode": mode, "data": base64.b64encode(data).decode()}
+
+
+def test_an_empty_dir_is_open_to_all(tmp_path: Path) -> None:
+    """0777 whatever the umask, so that containers of any user can write."""
+    made = make(tmp_path, {"kind": "empty_dir"})
+    assert stat.S_IMODE(source(made).stat().st_mode) == 0o777
+
+
+def test_files_have_the_kubelet_s_layout_and_exact_modes(tmp_path: Path) -> None:
+    """A dated directory behind ..data, links to it, modes and bytes as asked."""
+    made = make(tmp_path, {"kind": "files", "files": [file("a/b", b"\0\xff", 0o400), file("x", b"no newline")]})
+    root = source(made)
+    assert str((root / "x").readlink()) == "..data/x"
+    assert str((root / "a").readlink()) == "..data/a"
+    assert (root / "a/b").read_bytes() == b"\0\xff"
+    assert stat.S_IMODE((root / "a/b").stat().st_mode) == 0o400
+
+
+def test_files_are_replaced_all_at_once(tmp_path: Path) -> None:
+    """A second write moves ..data over; old links stay valid."""
+    made = make(tmp_path, {"kind": "files", "files": [file("x", b"old")]})
+    root = source(made)
+    volumes.write_files(str(root), [file("x", b"new"), file("y", b"more")], group=None)  # type: ignore[list-item]
+    assert (tmp_path / "private/files/v/x").read_bytes() == b"new"
+    assert (tmp_path / "private/files/v/y").read_bytes() == b"more"
+
+
+def test_a_missing_sub_path_becomes_a_directory(tmp_path: Path) -> None:
+    """Of the volume's own mode; a file stays a file."""
+    made = make(tmp_path, {"kind": "empty_dir"})
+    root = source(made)
+    assert source(made, "a/b").is_dir()
+    assert stat.S_IMODE((root / "a").stat().st_mode) == 0o777
+    (root / "file").write_text("x")
+    assert source(made, "file") == root / "file"
+
+
+def test_a_sub_path_cannot_leave_its_volume(tmp_path: Path) -> None:
+    """Not by '..', and not by a link that a container has made."""
+    made = make(tmp_path, {"kind": "empty_dir"})
+    root = source(made)
+    with pytest.raises(OSError, match=r"\.\."):
+        made.source({"volume": "v", "path": "/x", "sub_path": "a/../../b", "read_only": False})
+    (root / "absolute").symlink_to("/etc")
+    (root / "relative").symlink_to("../../../../etc")
+    assert source(made, "absolute/passwd").is_relative_to(root)
+    assert source(made, "relative/passwd").is_relative_to(root)
+
+
+def test_links_that_never_end_are_an_error(tmp_path: Path) -> None:
+    """A loop of links does not hang the agent."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="too many links"):
+        inroot.hold(str(tmp_path), "loop")
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe in place of passwd does not hang the agent; a missing file is empty."""
+    os.mkfifo(tmp_path / "passwd")
+    assert inroot.read(str(tmp_path), "passwd") == b""
+    assert inroot.read(str(tmp_path), "missing") == b""
+
+
+@pytest.mark.parametrize("kind", ["", "DirectoryOrCreate"])
+def test_a_missing_host_path_is_made(tmp_path: Path, kind: str) -> None:
+    """Without a type, or with one that says so."""
+    make(tmp_path, {"kind": "host_path", "host_path": "/data/x", "host_path_type": kind}).close()
+    assert (tmp_path / "host/data/x").is_dir()
+
+
+def test_a_host_file_is_made(tmp_path: Path) -> None:
+    """FileOrCreate makes an empty file in a directory that exists."""
+    make(tmp_path, {"kind": "host_path", "host_path": "/x", "host_path_type": "FileOrCreate"}).close()
+    assert (tmp_path / "host/x").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "text"),
+    [
+        ("/file", "Directory", "hostPath type check failed: /file is not a directory, it's a File"),
+        ("/file", "DirectoryOrCreate", "hostPath type check failed: /file is not a directory, it's a File"),
+        ("/", "Socket", "hostPath type check failed: / is not a socket file, it's a Directory"),
+        ("/gone", "Directory", "hostPath type check failed, /gone is not a directory"),
+    ],
+)
+def test_a_wrong_type_is_a_failed_mount_in_the_kubelet_s_words(tmp_path: Path, path: str, kind: str, text: str) -> None:
+    """The event's text is what users know from elsewhere."""
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host/file").touch()
+    with pytest.raises(volumes.MountFailed) as caught:
+        make(tmp_path, {"kind": "host_path", "host_path": path, "host_path_type": kind})
+    assert str(caught.value).startswith(f'MountVolume.SetUp failed for volume "v" : {text}')
+
+
+def test_links_on_the_host_stay_on_the_host(tmp_path: Path) -> None:
+    """An absolute link below the node's root means the node's root, not the sandbox's."""
+    (tmp_path / "host/real").mkdir(parents=True)
+    (tmp_path / "host/link").symlink_to("/real")
+    made = make(tmp_path, {"kind": "host_path", "host_path": "/link", "host_path_type": "Directory"})
+    assert source(made) == tmp_path / "host/real"
+    made.close()
+
+
+def test_fs_group_owns_what_is_made(tmp_path: Path) -> None:
+    """emptyDir and files belong to the pod's fsGroup, which can read them."""
+    group = os.getgid()
+    made = make(tmp_path, {"kind": "files", "files": [file("x", b"", 0o400)]}, group=group)
+    status = (source(made) / "x").stat()
+    assert (status.st_gid, stat.S_IMODE(status.st_mode)) == (group, 0o440)
