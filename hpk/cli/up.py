@@ -39,10 +39,10 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
         before = _stamp(settings)
         if job is None:
             job_id = await _submit(settings, slurm, script=script, options=options)
-            print(f"Submitted the control plane as Slurm job {job_id}")
+            print(f"Submitted the control plane as Slurm job {job_id}", flush=True)
         else:
             job_id = job.id
-            print(f"The control plane is there already: Slurm job {job_id}, {job.state.value.lower()}")
+            print(f"The control plane is there already: Slurm job {job_id}, {job.state.value.lower()}", flush=True)
             if job.state.is_queued:
                 job = None
         if not is_waiting:
@@ -150,7 +150,8 @@ class Watch:
             return
         if self._job is None or self._job.state.is_over:
             word = "is gone" if self._job is None else f"ended as {self._job.state.value}"
-            raise errors.Fatal(f"Cannot start the control plane: job {self._job_id} {word}\n{self._tail()}")
+            tail = await self._tail()
+            raise errors.Fatal(f"Cannot start the control plane: job {self._job_id} {word}\n{tail}")
 
     def _check_reachable(self, look: cluster.Look) -> None:
         self._announced_at = self._announced_at or time.monotonic()
@@ -159,12 +160,13 @@ class Watch:
                 f"The control plane is ready in job {self._job_id}, but this host cannot reach it: {look.problem}"
             )
 
-    def _tail(self) -> str:
-        path = str(log(self._settings)).replace("%j", self._job_id)
+    async def _tail(self) -> str:
+        """The end of the job's output, which says what went wrong."""
         try:
-            lines = Path(path).read_text(errors="replace").splitlines()[-LOG_LINES:]
-        except OSError:
-            return f"Its output is not at {path}; look where --output says"
+            path = await self._slurm.output(self._job_id) or str(log(self._settings)).replace("%j", self._job_id)
+            lines = (await asyncio.to_thread(Path(path).read_text, errors="replace")).splitlines()[-LOG_LINES:]
+        except (errors.SlurmUnavailable, OSError):
+            return "Its output cannot be read; look where --output says"
         return "\n".join([f"The end of {path}:", *(f"  {line}" for line in lines)])
 
 

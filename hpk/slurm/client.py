@@ -204,6 +204,17 @@ class Slurm:
         )
         return parse.jobs(result.text)
 
+    async def output(self, job_id: str) -> str | None:
+        """The file that the job's script writes to, or None if slurmctld no longer knows the job.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        result = await self._runner.run("scontrol", "show", "job", job_id)
+        if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
+            return parse.field(result.text, name="StdOut")
+        raise errors.SlurmUnavailable(result.error or f"scontrol gave no answer ({result.end})")
+
     async def accounting(self, ids: Iterable[str]) -> dict[str, model.Job]:
         """What accounting knows of these jobs; empty where the site has none.
 

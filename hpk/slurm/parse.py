@@ -262,6 +262,12 @@ def _labelled(text: str, label: str) -> int:
     return int(found[1]) if found else 0
 
 
+def field(text: str, *, name: str) -> str | None:
+    """The value of a line ``name=value`` in what ``scontrol show`` printed, or None."""
+    found = re.search(rf"^ *{re.escape(name)}=(.*)$", text, re.MULTILINE)
+    return found[1] if found else None
+
+
 def _value(text: str) -> str:
     return "" if text in _NO_VALUE else text
 

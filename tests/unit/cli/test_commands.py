@@ -1,0 +1,216 @@
+"""The commands, by way of a scripted Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpk import config, errors, jobdir
+from hpk.cli import cluster, down, host, instance, main, status, up
+from hpk.slurm import client
+from tests.fakes import slurm as fake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Stage:
+    """A home, a state directory, and Slurm with a script."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.settings = config.Settings(state=root / ".hpk")
+        self._monkeypatch = monkeypatch
+        monkeypatch.setenv("HOME", str(root))
+        monkeypatch.delenv("KUBECONFIG", raising=False)
+        for module, name in ((up, "LOOK_SECONDS"), (down, "_FIRST_PAUSE_SECONDS"), (up, "FIRST_QUESTION_SECONDS")):
+            monkeypatch.setattr(module, name, 0.0)
+        jobdir.make_directory(self.settings.directory.control_plane)
+
+    def talk(self, *script: tuple[str, str | client.Result | Exception]) -> fake.Conversation:
+        """Have Slurm answer by this script."""
+        conversation = fake.Conversation(*script)
+
+        @contextlib.contextmanager
+        def slurm(_: config.Settings) -> Iterator[client.Slurm]:
+            yield client.Slurm(conversation)
+
+        self._monkeypatch.setattr(host, "slurm", slurm)
+        return conversation
+
+    def see(self, *looks: cluster.Look) -> None:
+        """Have the API server look like this, one after the other."""
+        left = list(looks)
+
+        async def look(_: config.Settings, *, has_pods: bool = False) -> cluster.Look:
+            del has_pods
+            return left.pop(0) if len(left) > 1 else left[0]
+
+        self._monkeypatch.setattr(cluster, "look", look)
+
+    def own(self, job_id: str) -> None:
+        """Write down who holds the state."""
+        path = f"{self.settings.directory.control_plane}/owner.json"
+        jobdir.write_json(path, {"host": "c1", "job_id": job_id, "started_at": 1.0})
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The stage of one test."""
+    return Stage(tmp_path, monkeypatch)
+
+
+def row(job_id: str, state: str, *, reason: str = "None", directory: str = "/", comment: str = "") -> tuple[str, ...]:
+    """A line of squeue."""
+    return (job_id, state, reason, "c1", "main", "5", "N/A", directory, "hpk", comment)
+
+
+READY = cluster.Look(url="https://c1:6443", is_ready=True)
+
+
+async def test_up_waits_until_ready(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """It submits, says why it waits, and ends when the node is Ready."""
+    talk = stage.talk(
+        ("squeue", ""),
+        ("sbatch", "7\n"),
+        ("squeue", fake.squeue(row("7", "PENDING", reason="Priority"))),
+        ("squeue", fake.squeue(row("7", "RUNNING"))),
+    )
+    looks = iter([None, None, None, 1, 2, 3])
+    stage._monkeypatch.setattr(up, "_stamp", lambda _: next(looks, 4))
+    stage.see(cluster.Look(problem="refused"), READY)
+    assert await up.run(stage.settings, script=None, options=["-p", "long"], is_waiting=True) == 0
+    told = capsys.readouterr()
+    assert "Submitted the control plane as Slurm job 7" in told.out
+    assert "kubectl get nodes   (https://c1:6443)" in told.out
+    submission = next(call for call in talk.calls if call.line.startswith("sbatch"))
+    assert submission.line.endswith(f"--output={stage.settings.state}/hpk-%j.log -p long")
+    assert "#SBATCH --comment=hpk-control-plane" in submission.stdin
+
+
+async def test_up_shows_why_the_job_ended(stage: Stage) -> None:
+    """A control plane that fails is an error with the end of its output."""
+    log = stage.settings.state / "out.log"
+    log.write_text("first\nthere is no image\n")
+    stage.talk(
+        ("squeue", ""),
+        ("sbatch", "7\n"),
+        ("squeue", fake.squeue(row("7", "FAILED"))),
+        ("scontrol show job 7", f"JobId=7 JobName=hpk\n   StdErr=/x\n   StdOut={log}\n"),
+    )
+    with pytest.raises(errors.Fatal, match=r"(?s)job 7 ended as FAILED\n.*there is no image") as caught:
+        await up.run(stage.settings, script=None, options=[], is_waiting=True)
+    assert str(log) in str(caught.value)
+
+
+async def test_up_does_not_start_a_second_one(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that runs is waited for, not doubled; one that was asked not to wait does not."""
+    stage.own("7")
+    talk = stage.talk(("squeue", fake.squeue(row("7", "RUNNING"))))
+    jobdir.write_bytes(stage.settings.directory.kubeconfig, b"{}")
+    stage.see(READY)
+    assert await up.run(stage.settings, script=None, options=[], is_waiting=True) == 0
+    assert await up.run(stage.settings, script=None, options=[], is_waiting=False) == 0
+    assert "is there already: Slurm job 7, running" in capsys.readouterr().out
+    assert not [call for call in talk.calls if call.line.startswith("sbatch")]
+
+
+async def test_up_hands_sbatchs_refusal_on(stage: Stage) -> None:
+    """The user reads sbatch's own words."""
+    stage.talk(("squeue", ""), ("sbatch", fake.refusal(fake.REFUSALS["account"])))
+    with pytest.raises(errors.JobRefused, match="Invalid account"):
+        await up.run(stage.settings, script=None, options=[], is_waiting=True)
+
+
+async def test_down_ends_the_control_plane_first(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """TERM to the control plane's script, a wait, then the pods' jobs: else it would replace them."""
+    stage.own("7")
+    pod = row("8", "RUNNING", directory=f"{stage.settings.directory.pods}/u")
+    talk = stage.talk(
+        ("squeue", fake.squeue(row("7", "RUNNING"), pod)),
+        ("scancel --signal=TERM --batch 7", ""),
+        ("squeue", fake.squeue(row("7", "COMPLETING"), pod)),
+        ("squeue", fake.squeue(row("7", "COMPLETED"), pod)),
+        ("squeue", fake.squeue(row("7", "COMPLETED"), pod)),
+        ("scancel 8", ""),
+        ("squeue", ""),
+    )
+    jobdir.write_bytes(stage.settings.directory.kubeconfig, b"{}")
+    assert await down.run(stage.settings, is_keeping_pods=False) == 0
+    assert [c.line for c in talk.calls if c.line.startswith("scancel")] == [
+        "scancel --signal=TERM --batch 7",
+        "scancel 8",
+    ]
+    assert "Cancelled 1 pods' jobs" in capsys.readouterr().out
+    assert not (stage.settings.state / "kubeconfig").exists()
+
+
+async def test_down_can_leave_the_pods(stage: Stage) -> None:
+    """--keep-pods touches no pod's job; nothing to stop is fine."""
+    talk = stage.talk(("squeue", fake.squeue(row("8", "RUNNING", directory=f"{stage.settings.directory.pods}/u"))))
+    assert await down.run(stage.settings, is_keeping_pods=True) == 0
+    assert len(talk.calls) == 1
+
+
+async def test_down_cancels_what_queues(stage: Stage) -> None:
+    """A control plane that has not started is taken out of the queue."""
+    talk = stage.talk(
+        ("squeue", fake.squeue(row("7", "PENDING", comment=instance.COMMENT))), ("scancel 7", ""), ("squeue", "")
+    )
+    assert await down.run(stage.settings, is_keeping_pods=False) == 0
+    assert "scancel 7" in [call.line for call in talk.calls]
+
+
+async def test_status_has_an_exit_code(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """3 when nothing runs, 0 when the node is Ready, 1 when it is not."""
+    stage.own("7")
+    stage.talk(("squeue", ""), ("squeue", fake.squeue(row("7", "RUNNING"))))
+    stage.see(cluster.Look(url="u", is_ready=True, capacity={"cpu": "4"}, phases={"Running": 2}), cluster.Look(url="u"))
+    assert await status.run(stage.settings) == 3
+    assert await status.run(stage.settings) == 0
+    assert await status.run(stage.settings) == 1
+    assert "Node hpk       Ready (cpu 4)\nPods           2 Running" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.SlurmUnavailable("away"), 75),
+        (errors.Fatal("broken"), 1),
+        (ExceptionGroup("g", [errors.Fatal("inner")]), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_have_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    """Ours are one line and a code; a user sees no traceback."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", fail)
+    assert main.main() == code
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert code == 130 or told.startswith("hpk: ")
+
+
+def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug shows its traceback."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ExceptionGroup("g", [ValueError("bug"), errors.Fatal("ours")])
+
+    monkeypatch.setattr(main, "app", fail)
+    with pytest.raises(ExceptionGroup):
+        main.main()
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["version"], 0), (["nosuch"], 2), (["down", "-x"], 2)])
+def test_usage(monkeypatch: pytest.MonkeyPatch, words: list[str], code: int) -> None:
+    """Help is a success, nonsense is 2."""
+    monkeypatch.setattr("sys.argv", ["hpk", *words])
+    assert main.main() == code

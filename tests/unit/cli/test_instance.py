@@ -1,0 +1,84 @@
+"""The control plane and its pods are found among all of a user's jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpk import jobdir
+from hpk.cli import instance, status, up
+from hpk.slurm import model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> jobdir.State:
+    """A state directory."""
+    made = jobdir.State(str(tmp_path))
+    jobdir.make_directory(made.control_plane)
+    return made
+
+
+def job(job_id: str, word: str = "RUNNING", *, comment: str = "", directory: str = "/", reason: str = "") -> model.Job:
+    """A job."""
+    state = model.JobState(word)
+    return model.Job(id=job_id, state=state, comment=comment, work_directory=directory, reason=reason)
+
+
+def index(*jobs: model.Job) -> dict[str, model.Job]:
+    """By id."""
+    return {found.id: found for found in jobs}
+
+
+def test_the_owner_is_the_control_plane(state: jobdir.State) -> None:
+    """Whatever its job is called, the one that holds the state is it."""
+    jobdir.write_json(f"{state.control_plane}/owner.json", {"host": "c1", "job_id": "5", "started_at": 1.0, "x": 1})
+    jobs = index(job("5", comment="mine"), job("4", "PENDING", comment=instance.COMMENT))
+    assert instance.control_plane(jobs, state) == jobs["5"]
+
+
+def test_a_queued_one_is_found_by_its_comment(state: jobdir.State) -> None:
+    """Before it runs, the comment of hpk.sbatch tells; an owner that is over does not count."""
+    jobdir.write_json(f"{state.control_plane}/owner.json", {"host": "c1", "job_id": "5", "started_at": 1.0})
+    jobs = index(job("5", "TIMEOUT"), job("12", "PENDING", comment=instance.COMMENT), job("3", comment="x"))
+    assert instance.control_plane(jobs, state) == jobs["12"]
+    assert instance.control_plane(index(job("5", "FAILED", comment=instance.COMMENT)), state) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_damaged_owner_file_is_no_owner(state: jobdir.State, text: str) -> None:
+    """A file that cannot be read says nothing."""
+    jobdir.write_bytes(f"{state.control_plane}/owner.json", text.encode())
+    assert instance.owner(state) is None
+
+
+def test_pods_are_found_by_their_directory(state: jobdir.State) -> None:
+    """A pod's job is one whose directory is a pod's, whatever its name and comment are."""
+    jobs = index(
+        job("1", "PENDING", directory=f"{state.pods}/uid-1"),
+        job("2", "COMPLETED", directory=f"{state.pods}/uid-2"),
+        job("3", directory=state.root),
+        job("4", directory=f"{state.pods}-other/uid"),
+        job("5", directory=f"{state.pods}/uid-5"),
+    )
+    assert [pod.id for pod in instance.pods(jobs, state)] == ["1", "5"]
+
+
+def test_the_wait_is_explained() -> None:
+    """A user who waits reads Slurm's own reason."""
+    assert up.waiting(job("7", "PENDING", reason="Priority")) == "Job 7 waits in Slurm's queue (Priority)"
+
+
+def test_status_without_a_control_plane() -> None:
+    """Nothing runs: the user reads how to start it, and which pods' jobs are left."""
+    lines = status._slurm_lines(None, [job("1", "PENDING"), job("2"), job("3")])
+    assert lines == ["Control plane  not running (hpk up starts it)", "Pods' jobs     1 PENDING, 2 RUNNING"]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "0 min"), (3700, "1 h 1 min"), (90000, "1 d 1 h"), (-5, "0 min")])
+def test_spans(seconds: float, text: str) -> None:
+    """Two units are enough."""
+    assert status._span(seconds) == text
