@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 import urllib.parse
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ async def connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.S
     try:
         return await asyncio.open_connection(host, port)
     except OSError as error:
-        text = (error.strerror or str(error)).lower()
+        # asyncio puts its own words into strerror
+        text = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
         raise Failed(f"dial tcp {_bracketed(host)}:{port}: connect: {text}") from error
 
 

@@ -1,0 +1,92 @@
+"""The first milliseconds: what may be imported, what starts first, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpk import jobdir
+from hpk.agent import main, refuse, sandbox
+
+ROOT = Path(__file__).parents[3]
+EXPENSIVE = {"re", "enum", "typing", "dataclasses", "subprocess", "json", "socket", "asyncio", "shutil", "signal"}
+
+
+def test_nothing_expensive_is_imported_before_the_first_container() -> None:
+    """Each of these modules costs every pod 3 to 150 ms."""
+    code = f"import sys; sys.path.append({str(ROOT)!r}); import hpk.agent.main; print(*sys.modules)"
+    # -X frozen_modules as in the sandbox: what is frozen costs nothing.
+    argv = [sys.executable, "-I", "-S", "-X", "frozen_modules=on", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert not EXPENSIVE & set(done.stdout.split())
+
+
+def container(name: str, kind: str = "app", **more: Any) -> Any:
+    """As much of a container as is looked at."""
+    return {"name": name, "kind": kind, **more}
+
+
+@pytest.mark.parametrize(
+    ("containers", "first"),
+    [
+        ([container("a"), container("b")], ["a", "b"]),
+        ([container("i", "init"), container("a")], ["i"]),
+        ([container("s", "sidecar"), container("a")], ["s"]),
+        ([container("a", lifecycle={"postStart": {"sleep": {}}}), container("b")], ["a"]),
+        ([container("a", lifecycle={"preStop": {"sleep": {}}}), container("b")], ["a", "b"]),
+    ],
+)
+def test_only_what_may_run_first_runs_first(containers: list[Any], first: list[str]) -> None:
+    """All apps at once, but one init container, and nothing past a postStart hook."""
+    plan: Any = {"containers": containers}
+    assert [one["name"] for one in main.first_containers(plan)] == first
+
+
+def test_facts_come_from_the_job_script() -> None:
+    """Empty ones have defaults: Slurm sets SLURM_RESTART_COUNT only when there is one."""
+    facts = sandbox.Facts(["job_id=7", "restart_count=", "gpus=0,1", "host_ip=10.0.0.1", "kill_wait=5", "odd"])
+    assert (facts.job_id, facts.restart_count, facts.gpus) == ("7", 0, "0,1")
+    assert (facts.kill_wait_seconds, facts.host_ip, facts.node) == (5.0, "10.0.0.1", "")
+
+
+def plan() -> Any:
+    """A pod of two containers."""
+    return {"uid": "u-1", "containers": [container("a"), container("b")]}
+
+
+def refused(directory: Path, old: dict[str, Any] | None) -> dict[str, Any]:
+    """The report after a job was restarted that had left this report."""
+    places = sandbox.Places(pod=str(directory))
+    if old is not None:
+        jobdir.write_json(places.pod.report, old)
+    assert refuse.refuse(plan(), sandbox.Facts(["job_id=7", "restart_count=1"]), places) == 0
+    report: dict[str, Any] = json.loads((directory / "report.json").read_text())
+    return report
+
+
+def test_a_restarted_job_does_not_run_its_pod_again(tmp_path: Path) -> None:
+    """What ran is lost, and the report says so; what never ran is left as it was."""
+    running = {"state": "running", "started_at": 5.0, "container_id": "x", "ready": True, "started": True}
+    old = {"sequence": 9, "finished_at": None, "ended": None, "containers": {"a": running, "b": {"state": "waiting"}}}
+    report = refused(tmp_path, old)
+    assert report["sequence"] == 10
+    assert report["finished_at"]
+    assert report["ended"]["reason"] == "SetupFailed"
+    assert report["containers"]["a"]["terminated"]["reason"] == "ContainerStatusUnknown"
+    assert report["containers"]["b"] == {"state": "waiting"}
+
+
+def test_a_finished_report_stays_as_it_is(tmp_path: Path) -> None:
+    """A job that Slurm restarts after its pod's end changes nothing."""
+    old = {"sequence": 9, "finished_at": 1.0, "containers": {}}
+    assert refused(tmp_path, old) == old
+
+
+def test_a_job_that_never_reported_is_refused_too(tmp_path: Path) -> None:
+    """The first life may have ended before its first report."""
+    assert refused(tmp_path, None)["ended"]["reason"] == "SetupFailed"

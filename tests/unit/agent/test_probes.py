@@ -1,0 +1,190 @@
+"""Probes and hooks against real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+import pytest
+
+from hpk.agent import hooks, httpget, probes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TIMEOUT = 1.0
+
+
+def test_a_probe_s_numbers_have_the_api_s_defaults() -> None:
+    """Delay 0, timeout 1, period 10, success 1, failure 3."""
+    assert probes.timing({}) == probes.Timing(
+        initial_delay_seconds=0, timeout_seconds=1, period_seconds=10, success_threshold=1, failure_threshold=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("results", "verdicts"),
+    [
+        ([False, False, False], [None, None, False]),
+        ([False, False, True, False], [None, None, None, None]),
+        ([True, True, False, False, False], [None, True, None, None, False]),
+    ],
+)
+def test_only_results_in_a_row_count(results: list[bool], verdicts: list[bool | None]) -> None:
+    """A success between failures begins the count anew."""
+    verdict = probes.Verdict(probes.timing({"successThreshold": 2}))
+    assert [verdict.add(result) for result in results] == verdicts
+
+
+class Server:
+    """An HTTP server that answers by path and remembers requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.port = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        except asyncio.IncompleteReadError:  # only a connection, no request
+            writer.close()
+            return
+        self.requests.append(head)
+        path = head.split(" ")[1]
+        answers = {
+            "/ok?code=204": b"HTTP/1.1 204 No Content\r\n\r\n",
+            "/bad": b"HTTP/1.1 503 Nope\r\n\r\n",
+            "/away": b"HTTP/1.1 302 Found\r\nLocation: http://elsewhere.invalid/\r\n\r\n",
+            "/near": b"HTTP/1.1 302 Found\r\nlocation: /bad\r\n\r\n",
+            "/round": b"HTTP/1.1 302 Found\r\nLocation: /round\r\n\r\n",
+            "/junk": b"SSH-2.0-OpenSSH\r\n",
+        }
+        if path == "/slow":
+            await reader.read()
+        with contextlib.suppress(ConnectionError):
+            writer.write(answers.get(path, b"HTTP/1.1 404 Not Found\r\n\r\n"))
+            await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """A server on loopback."""
+    made = Server()
+    listening = await asyncio.start_server(made.answer, "127.0.0.1", 0)
+    made.port = listening.sockets[0].getsockname()[1]
+    yield made
+    listening.close()
+
+
+async def check(probe: dict[str, Any], *, ports: dict[str, int] | None = None, seconds: float = TIMEOUT) -> str | None:
+    """Ask once."""
+    box = SimpleNamespace(pod_ip="127.0.0.1")
+    surroundings: Any = SimpleNamespace(box=box, pod_name="p_ns(u)")
+    target: Any = SimpleNamespace(plan={"name": "c", "ports": ports or {}})
+    return await probes.check(surroundings, target, probe, timeout_seconds=seconds)
+
+
+async def test_http_200_to_399_is_well(server: Server) -> None:
+    """With its query string, the kubelet's agent name and the probe's own headers."""
+    headers = [{"name": "X-Custom", "value": "1"}, {"name": "Host", "value": "example.org"}]
+    probe = {"httpGet": {"path": "/ok?code=204", "port": "web", "httpHeaders": headers}}
+    assert await check(probe, ports={"web": server.port}) is None
+    (request,) = server.requests
+    assert "user-agent: kube-probe/" in request
+    assert "x-custom: 1" in request
+    assert "host: example.org" in request
+
+
+@pytest.mark.parametrize("path", ["/bad", "/near"])
+async def test_other_statuses_fail_in_the_kubelet_s_words(server: Server, path: str) -> None:
+    """Also behind a redirect to the same host."""
+    probe = {"httpGet": {"path": path, "port": server.port}}
+    assert await check(probe) == "HTTP probe failed with statuscode: 503"
+
+
+async def test_redirects_elsewhere_are_not_followed(server: Server) -> None:
+    """A redirect to another host counts as well; one that never ends does not."""
+    assert await check({"httpGet": {"path": "/away", "port": server.port}}) is None
+    assert "stopped after 10 redirects" in str(await check({"httpGet": {"path": "/round", "port": server.port}}))
+
+
+async def test_what_is_no_http_fails(server: Server) -> None:
+    """With the address in the message."""
+    assert f":{server.port}/junk" in str(await check({"httpGet": {"path": "/junk", "port": server.port}}))
+
+
+async def test_a_silent_server_times_out(server: Server) -> None:
+    """The message is Go's."""
+    text = await check({"httpGet": {"path": "/slow", "port": server.port}}, seconds=0.05)
+    assert "context deadline exceeded" in str(text)
+
+
+async def test_tcp_needs_a_listener(server: Server) -> None:
+    """A connection is enough; a refused one is named as Go does."""
+    assert await check({"tcpSocket": {"port": server.port}}) is None
+    free = await asyncio.start_server(server.answer, "127.0.0.1", 0)
+    port = free.sockets[0].getsockname()[1]
+    free.close()
+    assert await check({"tcpSocket": {"port": port}}) == f"dial tcp 127.0.0.1:{port}: connect: connection refused"
+
+
+async def test_an_unknown_port_cannot_be_asked() -> None:
+    """It counts neither as success nor as failure."""
+    with pytest.raises(LookupError, match="web"):
+        await check({"tcpSocket": {"port": "web"}})
+
+
+@pytest.mark.parametrize(("answer", "failure"), [(b"\x08\x01", None), (b"\x08\x02", "NOT_SERVING"), (b"", "UNKNOWN")])
+async def test_grpc_health_must_be_serving(answer: bytes, failure: str | None) -> None:
+    """The service's name is asked for, and only SERVING is well."""
+    asked: list[bytes] = []
+
+    async def health(request: bytes, _context: object) -> bytes:
+        asked.append(request)
+        return answer
+
+    listening = grpc.aio.server()
+    handlers = {"Check": grpc.unary_unary_rpc_method_handler(health)}
+    listening.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers),))
+    port = listening.add_insecure_port("127.0.0.1:0")
+    await listening.start()
+    text = await check({"grpc": {"port": port, "service": "db"}}, seconds=3)
+    await listening.stop(None)
+    assert asked == [b"\x0a\x02db"]
+    assert text is None if failure is None else failure in str(text)
+
+
+async def run_hook(hook: dict[str, Any], *, ports: dict[str, int] | None = None) -> str:
+    """Run a hook."""
+    surroundings: Any = SimpleNamespace(box=SimpleNamespace(pod_ip="127.0.0.1"), pod_name="p_ns(u)")
+    target: Any = SimpleNamespace(plan={"name": "c", "ports": ports or {}}, run=None)
+    return await hooks.run(surroundings, target, hook)
+
+
+async def test_an_http_hook_asks_whatever_the_answer(server: Server) -> None:
+    """As in the kubelet, only a connection that fails is a failure."""
+    assert await run_hook({"httpGet": {"path": "/bad", "port": "web"}}, ports={"web": server.port}) == ""
+    assert "kube-lifecycle/" in server.requests[0]
+
+
+async def test_a_hook_that_cannot_run_says_why() -> None:
+    """No container, no port."""
+    assert "not running" in await run_hook({"exec": {"command": ["true"]}})
+    assert "web" in await run_hook({"httpGet": {"port": "web"}})
+
+
+async def test_a_sleep_hook_sleeps() -> None:
+    """And succeeds."""
+    assert await run_hook({"sleep": {"seconds": 0}}) == ""
+
+
+def test_ports_are_numbers_or_names() -> None:
+    """A number in a string is a number unless a port is named so."""
+    assert httpget.resolve_port(80, {}) == 80
+    assert httpget.resolve_port("web", {"web": 8080}) == 8080
+    assert httpget.resolve_port("80", {}) == 80
