@@ -148,6 +148,9 @@ async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: 
     except OSError as error:
         file.close()
         raise errors.Fatal(f"Cannot start {name} ({argv[0]}): {error.strerror}") from error
+    except asyncio.CancelledError:
+        file.close()  # asyncio has killed the child, which had no time to do anything yet
+        raise
     return Process(name, child, log=file, kept_lines=kept_lines)
 
 

@@ -46,7 +46,8 @@ def component_of(layout: Layout) -> component.Component:
     return component.Component(
         name=NAME,
         argv=(layout.binary(NAME), *(f"--{name}={value}" for name, value in flags.items())),
-        env=layouts.environment(memory_mib=MEMORY_MIB, processors=layout.processors),
+        # One thread of Go code: more only wake each other up, a third of its work at rest.
+        env=layouts.environment(memory_mib=MEMORY_MIB, processors=1),
         log=layout.log(NAME),
         needs=(apiserver.NAME,),
     )

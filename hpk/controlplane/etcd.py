@@ -51,7 +51,6 @@ def component_of(layout: Layout) -> component.Component:
         "quota-backend-bytes": QUOTA_BYTES,
         # Write-ahead logs are 64 MB each, preallocated, and homes have quotas.
         "max-wals": "2",
-        "max-snapshots": "2",
         # Entries are kept in memory for slow followers; there are none.
         "snapshot-count": "5000",
         "snapshot-catchup-entries": "100",
@@ -63,7 +62,8 @@ def component_of(layout: Layout) -> component.Component:
     return component.Component(
         name=NAME,
         argv=(layout.binary(NAME), *(f"--{name}={value}" for name, value in flags.items())),
-        env=layouts.environment(memory_mib=MEMORY_MIB, processors=layout.processors),
+        # One thread of Go code: more only wake each other up, a fifth of its work at rest.
+        env=layouts.environment(memory_mib=MEMORY_MIB, processors=1),
         log=layout.log(NAME),
         probe=probes.Https(
             f"{layout.etcd_url}/readyz",

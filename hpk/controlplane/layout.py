@@ -50,7 +50,7 @@ class Layout:
     memory_mib: int
     """The soft limit of the API server."""
     processors: int
-    """How many processors a component may use at once."""
+    """How many processors the API server may use at once."""
     etcd_port: int
     api_port: int
     binaries: Mapping[str, str] = field(default_factory=dict)

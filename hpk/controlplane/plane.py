@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 API_PORT = 6443
 KUBELET_PORT = 10250
 """Preferred, as everywhere; on a host that many users share another one is taken."""
-BOOTSTRAP_SECONDS = 60.0
+BOOTSTRAP_SECONDS = 120.0
 
 logger = structlog.get_logger(__name__)
 

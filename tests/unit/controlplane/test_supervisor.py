@@ -98,9 +98,9 @@ async def test_start_in_order_of_needs_and_stop_in_reverse(shells: Shells) -> No
 async def test_dependents_wait_for_readiness_not_for_the_process(shells: Shells) -> None:
     """A child that runs but is not ready holds back those that need it, and a stop meanwhile is orderly."""
     never = shells.component("a", probe=Exists(shells.root / "never"))
-    async with running(never, shells.component("b", needs=("a",))):
+    async with running(never, shells.component("b", needs=("a",))) as made:
         async with asyncio.timeout(5):
-            while not shells.lines():  # noqa: ASYNC110 - written by another process
+            while not (shells.lines() and made.pid("a")):  # noqa: ASYNC110 - written by another process
                 await asyncio.sleep(0.005)
     assert shells.lines() == ["start a", "stop a"]
 
@@ -129,6 +129,8 @@ async def test_a_child_that_dies_is_restarted_alone(shells: Shells) -> None:
             while made.ready("a").is_set():  # noqa: ASYNC110 - there is no event for no longer ready
                 await asyncio.sleep(0.002)
             await made.ready("a").wait()
+            while len(shells.lines()) < 3:  # noqa: ASYNC110 - written by another process
+                await asyncio.sleep(0.005)
         assert made.pid("b") == second
         assert shells.lines() == ["start a", "start b", "start a"]
 
