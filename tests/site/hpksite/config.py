@@ -90,7 +90,7 @@ def slurm(profile: layout.Profile) -> str:
         # slurmctld looks for work each whole second, its backfill a second after its last look
         "SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=5,bf_interval=1",
         "ReturnToService=2",
-        "SlurmdTimeout=30",
+        "SlurmdTimeout=20",  # a node that is gone fails its jobs within half a minute
         "MessageTimeout=30",  # two cores carry three hosts
         "MinJobAge=300",
         "KillWait=5",

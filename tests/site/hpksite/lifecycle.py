@@ -6,7 +6,6 @@ import hashlib
 import os
 import pathlib
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 
@@ -54,10 +53,8 @@ def down(*, purge: bool) -> None:
 def kill(host: layout.Host) -> None:
     """Switch a host off, as a power cut does. `up` boots it again, with an empty disk."""
     with _lock():
-        pid = run.host_pid(host.name)
-        if pid is None:
+        if run.host_pid(host.name) is None:
             raise sh.SiteError(f"cannot kill {host.name}: it is not up")
-        os.kill(pid, signal.SIGKILL)
         members.end(host)
 
 
@@ -67,18 +64,37 @@ def status() -> tuple[str, bool]:
     if profile is None:
         left = members.find()
         return f"down; {len(left)} processes are left ('site down' ends them)" if left else "down", False
+    table = units.table(profile, images=pathlib.Path(paths.IMAGES))
+    states = _states({unit.key: unit for unit in table})
     rows = [("HOST", "ADDRESS", "UNIT", "STATE")]
     for host in layout.HOSTS:
-        is_up = run.host_pid(host.name) is not None
-        for unit in units.table(profile, images=pathlib.Path(paths.IMAGES)):
-            if unit.host == host:
-                state = "HOST DOWN" if not is_up else "ready" if unit.is_ready() else "NOT READY"
-                rows.append((host.name, host.address, unit.name, state))
+        rows += [(host.name, host.address, unit.name, states[unit.key]) for unit in table if unit.host == host]
     is_healthy = all(row[-1] == "ready" for row in rows[1:])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     verdict = f"profile {profile.name}: {'up and healthy' if is_healthy else 'NOT healthy'}"
     return "\n".join([*lines, verdict]), is_healthy
+
+
+def _states(table: dict[str, units.Unit]) -> dict[str, str]:
+    """Return a word on each unit. What comes after one that is not ready is not asked: it would hang."""
+    states: dict[str, str] = {}
+
+    def look(key: str) -> str:
+        if key not in states:
+            unit = table[key]
+            missing = next((other for other in unit.after if look(other) != "ready"), "")
+            if run.host_pid(unit.host.name) is None:
+                states[key] = "HOST DOWN"
+            elif missing:
+                states[key] = f"WAITS for {missing}"
+            else:
+                states[key] = "ready" if unit.is_ready() else "NOT READY"
+        return states[key]
+
+    for key in table:
+        look(key)
+    return states
 
 
 @contextlib.contextmanager
@@ -116,10 +132,10 @@ def _settle(table: list[units.Unit]) -> None:
 
 
 def _fingerprint(profile: layout.Profile, built: builds.Built) -> str:
-    """Return `PROFILE HASH`: what the running cluster is made of, this package's own text included."""
+    """Return `PROFILE HASH`: what the running cluster is made of, the text that shapes it included."""
     digest = hashlib.sha256(built.fingerprint().encode())
-    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for name in ("config", "hosts", "layout", "network", "units"):
+        digest.update(pathlib.Path(__file__).with_name(f"{name}.py").read_bytes())
     return f"{profile.name} {digest.hexdigest()}"
 
 

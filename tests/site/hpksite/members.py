@@ -5,12 +5,13 @@ or its root holds the hosts' marker. Those in containers may have neither, but t
 host's pid namespace. So the rest of a crash, or of another checkout's cluster, is found as well.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
 import time
 
-from . import layout, network, paths, sh
+from . import layout, network, paths, run, sh
 
 
 def find(host: layout.Host | None = None) -> list[int]:
@@ -27,17 +28,31 @@ def find(host: layout.Host | None = None) -> list[int]:
 
 
 def end(host: layout.Host | None = None, *, seconds: float = 20) -> None:
-    """Kill the processes of one host, or of the whole cluster, and return when none is left."""
+    """Kill the processes of one host, or of the whole cluster, and return when none is left.
+
+    A host's first process, once killed, has no namespaces to be found by; but it goes only after all
+    that lived in its pid namespace. So the end of each that was ever found is waited for.
+    """
     deadline = time.monotonic() + seconds
-    while left := find(host):
+    seen: dict[int, str] = {}
+    while True:
+        for pid in find(host):
+            with contextlib.suppress(OSError):  # it went by itself, or with its host's first process
+                seen[pid] = run.start_time(pid)
+                os.kill(pid, signal.SIGKILL)
+        left = [pid for pid, started in seen.items() if _still_is(pid, started)]
+        if not left:
+            return
         if time.monotonic() > deadline:
             raise sh.SiteError(f"cannot end the processes {left}: they are still there after {seconds:.0f} s")
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # it went by itself, or with its host's first process
         time.sleep(0.02)
+
+
+def _still_is(pid: int, started: str) -> bool:
+    try:
+        return run.start_time(pid) == started
+    except OSError:
+        return False
 
 
 def _identity(path: pathlib.Path) -> tuple[int, int] | None:

@@ -35,6 +35,7 @@ def connect(host: layout.Host) -> None:
     """Give a host a fresh network namespace and a cable to the switch. No process may be in its old one."""
     netns = paths.netns(host.name)
     if netns in names():
+        sh.succeeds("ip", "-n", paths.NETNS, "link", "delete", host.name)  # else it goes some time after its namespace
         _delete(netns)
     sh.out("ip", "netns", "add", netns)
     _batch(

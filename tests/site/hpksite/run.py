@@ -17,9 +17,15 @@ class UsageError(Exception):
 
 
 def start_time(pid: int) -> str:
-    """Return when the kernel started a process, in ticks since boot: with the pid, its identity."""
+    """Return when the kernel started a process, in ticks since boot: with the pid, its identity.
+
+    An OSError if there is none, or if it has ended and only waits to be reaped.
+    """
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-        return stat.read().rpartition(")")[2].split()[19]
+        fields = stat.read().rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(pid)
+    return fields[19]
 
 
 def host_pid(host: str) -> int | None:
