@@ -150,6 +150,7 @@ def answer(connection: socket.socket, result: "Result") -> None:
 def run(
     argv: "list[Any]",
     *,
+    program: "str | None" = None,
     stdin: bytes = b"",
     directory: "str | None" = None,
     timeout_seconds: float = 30,
@@ -163,6 +164,7 @@ def run(
     # Descriptors are close-on-exec (PEP 446), so closing them one by one in the child would only cost time.
     child = subprocess.Popen(
         argv,
+        executable=program,  # found once; argv[0] stays the plain name, with which messages begin
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -344,7 +346,8 @@ class Gateway:
             raise Refused(f"there is no '{command}' on PATH on {socket.gethostname()}")
         with self.slots:
             return run(
-                [program.encode(), *words], stdin=stdin, directory=request.get("directory"),
+                [command.encode(), *words],
+                program=program, stdin=stdin, directory=request.get("directory"),
                 timeout_seconds=timeout, env=self.environment, connection=connection,
             )  # fmt: skip
 
