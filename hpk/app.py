@@ -112,7 +112,10 @@ async def _announce(settings: config.Settings, control_plane: plane.ControlPlane
     await control_plane.ready.wait()
     await nodes.registered.wait()
     jobdir.write_bytes(settings.directory.kubeconfig, control_plane.admin_kubeconfig)
-    await asyncio.to_thread(kubeconfig.merge, control_plane.admin_kubeconfig)
+    try:
+        await asyncio.to_thread(kubeconfig.merge, control_plane.admin_kubeconfig)
+    except errors.HpkError as error:  # a file that the user broke ends no control plane
+        LOG.warning(str(error), instead=f"export KUBECONFIG={settings.directory.kubeconfig}")
     LOG.info("Ready: kubectl get nodes", url=control_plane.url)
     await asyncio.get_running_loop().create_future()
 
