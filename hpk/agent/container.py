@@ -117,7 +117,9 @@ class Container:
         file = self._log(begun)
         capture = logs.Capture(begun.outputs, file=file, writer=self._all.writer)
         try:
-            status = await self._all.reaper.wait(begun.starter, since=begun.begun)
+            status = begun.created
+            if status is None:
+                status = await self._all.reaper.wait(begun.starter, since=begun.begun)
             if status != 0:
                 await capture.finish(timeout_seconds=LOG_SECONDS)
                 return self._failed(_runtime_message(begun))
@@ -127,14 +129,18 @@ class Container:
 
     async def _attend(self, run: runs.Run, capture: logs.Capture) -> records.Terminated:
         """From the start of the process to its end."""
-        with open(run.pid_file, encoding="ascii") as file:  # noqa: ASYNC230 - a tmpfs
-            self._process = int(file.read())
-            started_at = os.fstat(file.fileno()).st_mtime
+        if not run.process_id:
+            try:
+                runs.launch(self._all.box, run)
+            except OSError as error:
+                await capture.finish(timeout_seconds=LOG_SECONDS)
+                return self._failed(str(error))
+        self._process = run.process_id
         self.run = run
         end = self._all.reaper.wait(self._process, since=run.begun)
         self._is_down.clear()
         self._is_up.set()
-        self._now_running(run, started_at)
+        self._now_running(run)
         companion = asyncio.create_task(self._accompany(), name=f"probes of {self.plan['name']}")
         try:
             status = await end
@@ -147,7 +153,7 @@ class Container:
             await asyncio.gather(companion, return_exceptions=True)
         finished_at = time.time()
         await capture.finish(timeout_seconds=LOG_SECONDS)
-        return self._ended(run, status, started_at=started_at, finished_at=finished_at)
+        return self._ended(run, status, finished_at=finished_at)
 
     async def _accompany(self) -> None:
         """What happens beside the process: the postStart hook, then the probes."""
@@ -247,7 +253,7 @@ class Container:
 
         return logs.LogFile(self._all.box.places.pod.log(name, run.number), on_trouble=trouble)
 
-    def _now_running(self, run: runs.Run, started_at: float) -> None:
+    def _now_running(self, run: runs.Run) -> None:
         record, name = self.record, self.plan["name"]
         last = record["terminated"] or record["last_terminated"]
         has_startup = bool(self.plan.get("startup_probe"))
@@ -257,7 +263,7 @@ class Container:
                 "state": "running",
                 "reason": "",
                 "message": "",
-                "started_at": started_at,
+                "started_at": run.started_at,
                 "terminated": None,
                 "last_terminated": last,
                 "restart_count": run.number,
@@ -271,7 +277,7 @@ class Container:
         if not has_startup:
             self.has_started.set()
 
-    def _ended(self, run: runs.Run, status: int, *, started_at: float, finished_at: float) -> records.Terminated:
+    def _ended(self, run: runs.Run, status: int, *, finished_at: float) -> records.Terminated:
         code = processes.exit_code(status)
         if status != 0 and (said := _runtime_message(run, default="")):
             return self._failed(said)  # the very last step, execve, failed after crun had reported success
@@ -282,7 +288,7 @@ class Container:
             "signal": status & 0x7F,
             "reason": "Completed" if code == 0 else "Error",
             "message": messages.termination_message(run.message_file, policy=policy, exit_code=code, log=path),
-            "started_at": started_at,
+            "started_at": run.started_at,
             "finished_at": finished_at,
             "container_id": run.id,
         }

@@ -63,27 +63,30 @@ async def execute(
 async def _attend(
     surroundings: pod.Surroundings, base: str, output: int, *, starter: int, since: float
 ) -> tuple[int, str]:
-    reaper = surroundings.reaper
-    started = reaper.wait(starter, since=since)
-    if await asyncio.shield(started) != 0:
-        raise NotRunning(_last_line(base + ".pid.log"))
-    with open(base + ".pid", encoding="ascii") as file:  # noqa: ASYNC230 - a tmpfs
-        process = int(file.read())
-    end = reaper.wait(process, since=since)
+    """Wait for crun, which ends with the command and as the command did.
+
+    Not detached: else crun would, now and then, reap a command that ends at once.
+    """
+    text = asyncio.create_task(_read(output))
     try:
-        text = asyncio.create_task(_read(output))
-        try:
-            status = await asyncio.shield(end)
-            # The output ends with the command, unless it left something in the background.
-            await asyncio.wait({text}, timeout=0.2)
-        finally:
-            text.cancel()
-            data = await text
+        status = await asyncio.shield(surroundings.reaper.wait(starter, since=since))
+        # The output ends with the command, unless it left something in the background.
+        await asyncio.wait({text}, timeout=0.2)
     except asyncio.CancelledError:
-        if reaper.is_running(process):
-            os.kill(process, 9)
+        _kill(base)
         raise
+    finally:
+        text.cancel()
+        data = await text
+    if said := _last_line(base + ".pid.log"):
+        raise NotRunning(said)
     return processes.exit_code(status), data.decode("utf-8", "replace")
+
+
+def _kill(base: str) -> None:
+    """Kill a command that takes too long; crun, which waits for it, ends too."""
+    with contextlib.suppress(OSError, ValueError), open(base + ".pid", encoding="ascii") as file:
+        os.kill(int(file.read()), 9)
 
 
 async def _read(descriptor: int) -> bytes:
@@ -113,4 +116,4 @@ def _last_line(path: str) -> str:
         lines = [line.strip() for line in file if line.strip()]
         if lines:
             return lines[-1]
-    return "the command could not be started"
+    return ""

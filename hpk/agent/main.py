@@ -11,7 +11,7 @@ import sys
 import time
 
 from hpk import jobdir
-from hpk.agent import quickjson, runs, sandbox, volumes
+from hpk.agent import processes, quickjson, runs, sandbox, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +85,22 @@ def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -
         except (OSError, LookupError, ValueError, TypeError) as error:
             start.begun[container["name"]] = error
     start.mark("crun")
+    for name, run in start.begun.items():
+        if not isinstance(run, Exception):
+            start.begun[name] = _launched(box, run)
+    start.mark("process")
     return start
+
+
+def _launched(box: sandbox.Sandbox, run: runs.Run) -> runs.Run | Exception:
+    """Wait for crun and let the container's process go; crun's own complaints are left to whoever takes over."""
+    run.created = processes.wait(run.starter)
+    if run.created == 0:
+        try:
+            runs.launch(box, run)
+        except OSError as error:
+            return error
+    return run
 
 
 def first_containers(plan: records.PodPlan) -> list[records.ContainerPlan]:

@@ -1,10 +1,13 @@
 """One run of a container: its root file system, its OCI configuration, crun, and its output.
 
-``begin`` is the critical path's last step: it returns as soon as crun has been started.
+``begin`` returns as soon as crun has been asked to create the container; when crun has ended, the container's
+first process is ours, and waits: :func:`launch` lets it go.  In one step (``crun run --detach``) a process that ends
+at once is reaped by crun, now and then, and how it ended is lost.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from hpk.agent import sandbox
 
 CRUN = "/usr/bin/crun"
+_LAUNCH_SECONDS = 2.0
 _GPU_LIBRARIES = "/.singularity.d/libs"
 _GPU_TOOLS = (
     "nvidia-smi",
@@ -38,7 +42,12 @@ class Run:
         self.root_directory = root_directory
         self.begun = time.monotonic()
         self.starter = 0
-        """crun's process; it ends when the container's has started, or cannot."""
+        """crun's process; it ends when the container's first process has been made, or cannot be."""
+        self.created: int | None = None
+        """crun's raw status, if somebody has already waited for it."""
+        self.process_id = 0
+        """The container's first process; 0 before it was launched."""
+        self.started_at = 0.0
         self.outputs: dict[str, int] = {}
         """``stdout``, ``stderr``: the ends that we read."""
         self.stdin: int | None = None
@@ -128,7 +137,7 @@ def _spawn(box: sandbox.Sandbox, run: Run) -> None:
         run.outputs["stdout"], theirs[1] = os.pipe()
         run.outputs["stderr"], theirs[2] = os.pipe()
     argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", run.runtime_log]
-    argv += ["run", "--detach", "--bundle", run.directory, "--pid-file", run.pid_file, run.id]
+    argv += ["create", "--bundle", run.directory, "--pid-file", run.pid_file, run.id]
     try:
         run.starter = processes.spawn(argv, files=theirs)
     finally:
@@ -136,10 +145,39 @@ def _spawn(box: sandbox.Sandbox, run: Run) -> None:
             os.close(descriptor)
 
 
+def launch(box: sandbox.Sandbox, run: Run) -> None:
+    """Let the process of a created container go on to the user's program.
+
+    This is ``crun start`` without another program's start: the process waits for a byte in a FIFO, and crun takes
+    the FIFO's absence for "running".
+
+    Raises:
+        OSError: The process is gone.
+    """
+    with open(run.pid_file, encoding="ascii") as file:
+        run.process_id = int(file.read())
+    path = os.path.join(box.places.runtime, run.id, "exec.fifo")
+    limit = time.monotonic() + _LAUNCH_SECONDS
+    while True:
+        try:
+            fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO or time.monotonic() > limit:
+                raise
+            time.sleep(0.0005)  # its last steps before it waits there
+    try:
+        os.unlink(path)
+        run.started_at = time.time()
+        os.write(fifo, b"\0")
+    finally:
+        os.close(fifo)
+
+
 def exec_argv(box: sandbox.Sandbox, run: Run, *, process_file: str, pid_file: str) -> list[str]:
     """The command that starts one more process in a running container; it is told of in a file, not in arguments."""
     argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", pid_file + ".log"]
-    return [*argv, "exec", "--detach", "--process", process_file, "--pid-file", pid_file, run.id]
+    return [*argv, "exec", "--process", process_file, "--pid-file", pid_file, run.id]
 
 
 def clean(run: Run) -> None:
