@@ -332,7 +332,7 @@ def _mksquashfs(output: str, *, root: layers.Entry) -> Iterator[IO[bytes]]:
         raise
     finally:
         # Quiet as told, it says nothing that could fill the pipe before it ends.
-        said = process.stdout.read().decode(errors="replace").strip()
+        said = process.stdout.read().decode(errors="replace").strip().replace("\n", "; ")
         process.stdout.close()
         status = process.wait()
         with contextlib.suppress(BrokenPipeError):

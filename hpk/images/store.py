@@ -32,6 +32,7 @@ LOG = structlog.get_logger(__name__)
 
 _DOWNLOADS: Final = 3
 """Layers of one image that are fetched at once; as containerd."""
+_FULL: Final = "; free some space there, or let HPK_IMAGES name a directory elsewhere"
 _PULLS: Final = 4
 """Images that are fetched at once; each holds a few megabytes of memory."""
 
@@ -216,7 +217,8 @@ class ImageStore:
             if "error" in answer:
                 if answer["is_images_fault"]:
                     raise errors.ImageRefused(f"failed to extract layer: {answer['error']}")
-                raise errors.Retryable(f"failed to convert into {self._directory}: {answer['error']}")
+                advice = _FULL if os.strerror(errno.ENOSPC) in answer["error"] else ""
+                raise errors.Retryable(f"failed to convert into {self._directory}: {answer['error']}{advice}")
             await asyncio.to_thread(self._cache.add, chosen, converted=output, config=config)
             LOG.info(
                 "image converted",
@@ -244,9 +246,7 @@ class ImageStore:
             raise failed.exceptions[0] from failed  # the others were cancelled because of it
 
     def _cannot_store(self, error: OSError) -> errors.Retryable:
-        advice = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            advice = "; free some space there, or let HPK_IMAGES name a directory elsewhere"
+        advice = _FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return errors.Retryable(f"cannot write to {self._directory}: {error.strerror or error}{advice}")
 
 
