@@ -267,6 +267,19 @@ def test_pods_have_addresses_and_reach_each_other() -> None:
 
 
 @pytest.mark.usefixtures("image")
+def test_killed_pods_give_their_addresses_back() -> None:
+    """A pod whose every process is killed at once leaves no address taken and no FUSE server running."""
+    job = client.submit(f"exec {POD} sh -c 'ip -4 -o addr show eth0; exec sleep 300'", "--nodelist=c2")
+    line = client.eventually(lambda: client.run("ctl", "cat", f"job-{job}.out").stdout, what="the pod")
+    taken = f"/var/lib/cni/networks/fakeroot/{line.split()[3].split('/')[0]}"
+    client.out("c2", "test", "-e", taken, user="root")
+    client.out("ctl", "scancel", "--full", "--signal=KILL", job)
+    client.end(job)
+    client.eventually(lambda: client.run("c2", "test", "-e", taken, user="root").returncode == 1, what="its release")
+    assert client.run("c2", "pgrep", "-P", "1", "-x", "squashfuse_ll", user="root").returncode == 1
+
+
+@pytest.mark.usefixtures("image")
 def test_a_pod_may_set_rules_in_its_own_network() -> None:
     """In the sandbox, alice's root may add addresses: she owns the network namespace."""
     text = client.out("c1", "sh", "-c", f"{POD} sh -c 'id -u; ip addr add 10.96.0.1/32 dev lo; ip addr show lo'")

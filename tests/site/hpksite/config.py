@@ -13,6 +13,20 @@ FLANNEL_KEY = "/coreos.com/network/config"  # in etcd
 
 Files = dict[str, tuple[str, int]]
 
+# Run as root on a node after each job there.  A container that was killed outright never gives its
+# pod address back (host-local keeps a file that names the container's process), and a node has 253;
+# and without cgroups its FUSE servers outlive it.
+EPILOG = r"""#!/bin/sh
+cni=/var/lib/cni
+for file in "$cni"/networks/fakeroot/*.*.*.*; do
+  [ -e "$file" ] || continue
+  IFS=$(printf '\r') read -r pid rest <"$file"
+  [ -d "/proc/$pid" ] || rm -f "$file" "$cni/results/fakeroot-$pid"-*
+done
+pkill -KILL -P 1 -U "$SLURM_JOB_UID" -x 'squashfuse_ll|fuse-overlayfs'
+exit 0
+"""
+
 EXTENDED = {"etc/passwd": 0o644, "etc/group": 0o644, "etc/shadow": 0o640}  # the root file system's own, and modes
 # What belongs to another user than root, in the hosts' roots.  Folders that are missing are made.
 OWNERS = {
@@ -37,6 +51,7 @@ def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -
         "etc/slurm/slurm.conf": (slurm(profile), 0o644),
         "etc/slurm/cgroup.conf": ("CgroupPlugin=disabled\n", 0o644),
         "etc/slurm/gres.conf": (gres(), 0o644),
+        "etc/slurm/epilog.sh": (EPILOG, 0o755),
         **accounts(profile, base=base),
     }
     if host == layout.CONTROLLER:
@@ -95,6 +110,7 @@ def slurm(profile: layout.Profile) -> str:
         "MinJobAge=300",
         "KillWait=5",
         "PropagateResourceLimits=NONE",
+        "Epilog=/etc/slurm/epilog.sh",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=2",
         "JobAcctGatherParams=OverMemoryKill",
