@@ -83,6 +83,8 @@ async def _start(
         raise errors.Fatal("Cannot reach Slurm: HPK_GATEWAY is not set; start the program by hpk.sbatch or 'hpk up'")
     gateway = slurm_client.Gateway(settings.gateway)
     kubelet = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
+    # Of its own: nothing that the pods ask for may make the lease wait for a connection.
+    lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
     binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
     site = await gateway.site(apptainer=settings.apptainer)
     cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site))
@@ -98,6 +100,7 @@ async def _start(
     jobdir.write_json(settings.directory.endpoint, {"host": control_plane.api_address, "port": port})
     services: Mapping[str, Any] = {
         **made.services(),
+        "lease": lease.LeaseController(lease_kube, settings.node_name).run(),
         "cluster's capacity": cluster.run(),
         "binder's events": told.run(),
         "binder's watch": binder.informer.run(),
@@ -188,7 +191,6 @@ class Kubelet:
         self._reporter = report.Reporter(kube)
         self._store = store.ImageStore(settings.images_directory, insecure=settings.insecure_registries)
         self.node = node.NodeController(kube, cluster.facts, self._observe)
-        self._lease = lease.LeaseController(kube, settings.node_name)
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
         where = translate.Site(
@@ -230,7 +232,6 @@ class Kubelet:
             "watch of Slurm's jobs": self._poller.run(),
             "watch of services": self._services.run(),
             "node": self.node.run(),
-            "lease": self._lease.run(),
             "kubelet's events": self._recorder.run(),
             "kubelet's API": self._server.run(),
             "pods": self.pods.run(),

@@ -15,8 +15,10 @@ USER = "system:kube-controller-manager"
 
 MEMORY_MIB = 192
 
-# Off: no machine of ours attaches disks or is given a range of pod addresses, and no device is tainted.
+# Off: no machine of ours attaches disks or is given a range of pod addresses, and no device is tainted.  Nor may
+# a node that is not ready evict pods: their jobs run on while the kubelet or slurmctld is away, and are adopted.
 OFF = (
+    "taint-eviction-controller",
     "persistentvolume-attach-detach-controller",
     "node-ipam-controller",
     "device-taint-eviction-controller",

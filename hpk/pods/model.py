@@ -125,8 +125,12 @@ class Allocator(Protocol):
             errors.SlurmUnavailable: Not now.
         """
 
-    async def release(self, allocation: Allocation) -> None:
+    async def release(self, allocation: Allocation, *, only_queued: bool = False) -> None:
         """End what runs there, queued or running; fine if it ended already.
+
+        Args:
+            allocation: Of the pod.
+            only_queued: Leave it alone if it has started, so that its agent can keep the pod's grace.
 
         Raises:
             errors.SlurmUnavailable: Not now.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpk.kube import v1
 
 GPU = "nvidia.com/gpu"
-OVERHEAD_BYTES = 64 << 20
+OVERHEAD_BYTES = 96 << 20
 """Measured: agent, crun, squashfuse and the Apptainer starter of one pod."""
 
 

@@ -79,10 +79,10 @@ class JobPerPod:
         submission: records.Submission = {"job_id": job_id, "submitted_at": time.time()}
         await asyncio.to_thread(jobdir.write_json, self._state.pod(uid).submission, submission)
 
-    async def release(self, allocation: model.Allocation) -> None:
-        """Cancel the job, queued or running."""
+    async def release(self, allocation: model.Allocation, *, only_queued: bool = False) -> None:
+        """Cancel the job, queued or running, or only if it is queued still."""
         if allocation.is_own:
-            await self._slurm.cancel(allocation.job_id)
+            await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
             self.hurry()
 
     def observe(self, allocation: model.Allocation) -> model.AllocationState:

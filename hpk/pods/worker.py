@@ -44,6 +44,8 @@ SLURM_WORD_SECONDS = 15.0
 """How long to wait for Slurm to say why it ended a job, once the agent has been signalled."""
 END_MARGIN_SECONDS = 10.0
 """What an agent may take beyond the grace before its job is cancelled."""
+DIAL_SECONDS = 10.0
+"""How long the agent of a job that has just started may take to dial, before its deleted pod's job is cancelled."""
 FORCED_GRACE_SECONDS = 1.0
 SUBMIT_PAUSE_SECONDS = 5.0
 LOOK_AGAIN_SECONDS = 15.0
@@ -87,7 +89,8 @@ class Worker:
         self._has_started = False
         self._ended_at: float | None = None
         self._off_line_since = time.monotonic()
-        self._asked_to_end: tuple[float, float] | None = None  # grace, deadline
+        self._asked: float | None = None  # the grace that the agent was last asked for
+        self._cancel_at: float | None = None
         self.is_done = False
 
     async def sync(self) -> float | None:
@@ -214,20 +217,22 @@ class Worker:
     async def _stop(self, grace: float) -> float:
         """Ask for the end within the grace; cancel when that is over.  Asked again only for a shorter grace."""
         now = time.monotonic()
-        if self._asked_to_end is None or grace < self._asked_to_end[0]:
-            self._asked_to_end = (grace, now + grace + END_MARGIN_SECONDS)
-            is_asked = self._s.agents.terminate(self.uid, grace_seconds=grace)
-            if not is_asked:
-                await self._release()
-        elif now >= self._asked_to_end[1]:
+        if (self._asked is None or grace < self._asked) and self._s.agents.terminate(self.uid, grace_seconds=grace):
+            self._asked = grace
+            self._cancel_at = now + grace + END_MARGIN_SECONDS
+        elif self._cancel_at is None:
+            # No agent is on the line: the job waits, or has just started, and its agent will dial in a moment.
+            await self._release(only_queued=grace > FORCED_GRACE_SECONDS)
+            self._cancel_at = now + DIAL_SECONDS
+        elif now >= self._cancel_at and not self._is_released():
             self._log.warning("Cancelled a job whose pod did not end within its grace")
             await self._release()
-            self._asked_to_end = (self._asked_to_end[0], now + END_MARGIN_SECONDS)
-        return max(self._asked_to_end[1] - now, SOON_SECONDS)
+            self._cancel_at = now + END_MARGIN_SECONDS
+        return max(self._cancel_at - now, SOON_SECONDS)
 
-    async def _release(self) -> None:
+    async def _release(self, *, only_queued: bool = False) -> None:
         if self._allocation is not None:
-            await self._s.allocator.release(self._allocation)
+            await self._s.allocator.release(self._allocation, only_queued=only_queued)
 
     async def _settle(self, raw: dict[str, Any], pod: v1.Pod) -> float | None:
         """The status is final: remove a deleted pod's object, and forget the pod once its job has ended."""

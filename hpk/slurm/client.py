@@ -240,19 +240,21 @@ class Slurm:
             raise
         return parse.accounting(result.text)
 
-    async def cancel(self, job_id: str, *, signal: str | None = None) -> None:
+    async def cancel(self, job_id: str, *, signal: str | None = None, only_pending: bool = False) -> None:
         """End the job, or send it a signal; fine if it has ended already.
 
         Args:
             job_id: Of a job of this user.
             signal: A name such as ``TERM``, sent to the job's script alone, which hands it on in its own
                 order; None ends the job, queued or running.
+            only_pending: Leave it alone unless it is queued.
 
         Raises:
             errors.SlurmUnavailable: No answer; ask again.
             errors.JobRefused: The job is not this user's.
         """
         options = [] if signal is None else [f"--signal={signal}", "--batch"]
+        options += ["--state=PENDING"] if only_pending else []
         result = await self._runner.run("scancel", *options, job_id)
         if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
             return

@@ -42,7 +42,9 @@ class FakeAllocator:
         self.jobs[job_id] = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING", reason="Priority")
         return model.Allocation(job_id=job_id)
 
-    async def release(self, allocation: model.Allocation) -> None:
+    async def release(self, allocation: model.Allocation, *, only_queued: bool = False) -> None:
+        if only_queued and self.jobs[allocation.job_id].phase is not model.Phase.QUEUED:
+            return
         self.released.append(allocation.job_id)
         self.say(allocation.job_id, phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
 

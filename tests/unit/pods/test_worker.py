@@ -78,6 +78,18 @@ async def test_deleting_a_queued_pod_cancels_its_job(world: path.World) -> None:
     assert world.allocator.released == ["101"]
 
 
+async def test_a_pod_deleted_as_its_job_starts_keeps_its_grace(world: path.World) -> None:
+    """The agent has not dialled yet: the job is not cancelled under it, and it is asked as soon as it has."""
+    uid = world.create()
+    await world.until(lambda: uid in world.allocator.submitted)
+    world.allocator.say("101", phase=model.Phase.STARTED, state="RUNNING")
+    await world.until(lambda: "is PENDING" not in str(world.status().get("message")) and bool(world.status()))
+    await world.delete(grace=9)
+    await world.agents.connected(uid)
+    await world.until(lambda: world.line.asked == [(uid, 9.0)])
+    assert world.allocator.released == []
+
+
 async def test_deleting_a_running_pod_asks_its_agent_first(world: path.World) -> None:
     """The grace is the agent's to keep; the job is not cancelled under it."""
     uid = await running(world)

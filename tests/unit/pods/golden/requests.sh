@@ -3,7 +3,7 @@
 #SBATCH --comment=0b4e
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=2
-#SBATCH --mem=1088M
+#SBATCH --mem=1120M
 #SBATCH --gres=gpu:2
 #SBATCH --signal=B:USR1@45
 #SBATCH --chdir=/home/alice/.hpk/pods/0b4e
