@@ -38,6 +38,8 @@ SUBMISSIONS_AT_ONCE = 8
 """Pods prepared and submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
 CAPACITY_SECONDS = 300.0
 """Pause between questions for the cluster's nodes; they change seldom."""
+IMAGES_SECONDS = 60.0
+"""Pause between looks at the directory of images, for the node's status only."""
 AGENT_CERTIFICATE_DAYS = 365
 """A pod may run for long, and its certificate is good for nothing but its own link."""
 LINK_SERVER_NAME = "hpk-kubelet"
@@ -190,6 +192,7 @@ class Kubelet:
         self._poller = poller.Poller(cluster.slurm, poll_seconds=settings.poll_seconds)
         self._reporter = report.Reporter(kube)
         self._store = store.ImageStore(settings.images_directory, insecure=settings.insecure_registries)
+        self._images: tuple[node.Image, ...] = ()
         self.node = node.NodeController(kube, cluster.facts, self._observe)
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
@@ -233,6 +236,7 @@ class Kubelet:
             "watch of services": self._services.run(),
             "node": self.node.run(),
             "kubelet's events": self._recorder.run(),
+            "list of images": self._list_images(),
             "kubelet's API": self._server.run(),
             "pods": self.pods.run(),
         }
@@ -266,7 +270,18 @@ class Kubelet:
             answered_at=max(answers, default=None),
             error=str(self._poller.error or cluster.error or ""),
         )
-        return node.Observation(capacity=cluster.capacity, readiness=ready)
+        return node.Observation(capacity=cluster.capacity, readiness=ready, images=self._images)
+
+    async def _list_images(self) -> None:
+        """Keep the list of converted images that the node shows."""
+        while True:
+            try:
+                found = await self._store.list()
+            except (errors.HpkError, OSError) as error:
+                LOG.warning("Cannot list the images", error=str(error))
+            else:
+                self._images = tuple(node.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
+            await asyncio.sleep(IMAGES_SECONDS)
 
 
 def _node_facts(settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]) -> node.Facts:

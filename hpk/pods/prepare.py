@@ -7,6 +7,8 @@ at once.  What is missing is said per container in the kubelet's words, and trie
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,9 +106,14 @@ class Preparer:
             errors.PodRefused: The pod cannot be honoured at all.
             errors.ApiUnavailable: The API server is away.
         """
-        found, pulled = await asyncio.gather(
-            sources.gather(self._kube, pod, shared=self._shared), self._pull(pod, attempts)
-        )
+        fetching = asyncio.ensure_future(sources.gather(self._kube, pod, shared=self._shared))
+        try:
+            # Pull secrets must be there before the images are; otherwise the two need not wait for each other.
+            credentials = _credentials(pod, await fetching) if pod.spec.image_pull_secrets else None
+            pulled = await self._pull(pod, attempts, credentials)
+            found = await fetching
+        finally:
+            fetching.cancel()
         ingredients = translate.Ingredients(
             images=pulled,
             sources=found,
@@ -141,24 +148,30 @@ class Preparer:
 
     # Images
 
-    async def _pull(self, pod: v1.Pod, attempts: Attempts) -> dict[str, images.Image]:
+    async def _pull(
+        self, pod: v1.Pod, attempts: Attempts, credentials: Mapping[str, Any] | None
+    ) -> dict[str, images.Image]:
         """Every container's image; errors of several containers are told together."""
         containers = pod.all_containers
-        answers = await asyncio.gather(*(self._ensure(pod, c, attempts) for c in containers))
+        answers = await asyncio.gather(*(self._ensure(pod, c, attempts, credentials) for c in containers))
         waiting = {c.name: answer for c, answer in zip(containers, answers, strict=True) if isinstance(answer, tuple)}
         if waiting:
             raise NotReady(waiting, seconds=self._pause(attempts, {c.image for c in containers}))
         return {c.name: a for c, a in zip(containers, answers, strict=True) if not isinstance(a, tuple)}
 
-    async def _ensure(self, pod: v1.Pod, container: v1.Container, attempts: Attempts) -> images.Image | tuple[str, str]:
+    async def _ensure(
+        self, pod: v1.Pod, container: v1.Container, attempts: Attempts, credentials: Mapping[str, Any] | None
+    ) -> images.Image | tuple[str, str]:
         """The image, or the waiting reason and message."""
         name = container.image
         if attempts.due.get(name, 0.0) > time.monotonic():
             return self._backing_off(pod, container, attempts)
         policy = container.image_pull_policy or ("Always" if _is_latest(name) else "IfNotPresent")
         try:
-            image = await self._store.ensure(name, policy=policy, on_pull=lambda: self._pulling(pod, container))
-        except (errors.ImageRefused, errors.RegistryUnavailable) as error:
+            image: images.Image = await self._store.ensure(
+                name, policy=policy, credentials=credentials, on_pull=lambda: self._pulling(pod, container)
+            )
+        except (errors.ImageRefused, errors.Retryable) as error:
             return self._failed(pod, container, error, attempts)
         attempts.failures.pop(name, None)
         if attempts.said.get(container.name) != image.image_id:
@@ -205,6 +218,21 @@ class Preparer:
     def forget(self, namespace: str) -> None:
         """Drop what is remembered of a namespace that is gone."""
         self._shared.forget(namespace)
+
+
+def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:
+    """The registries' credentials of the pod's pull secrets, as one docker config; a missing secret gives none."""
+    auths: dict[str, Any] = {}
+    for reference in pod.spec.image_pull_secrets:
+        data = (found.secrets.get(reference.name) or {}).get("data") or {}
+        try:
+            config = json.loads(base64.b64decode(data.get(".dockerconfigjson", "")) or b"{}")
+            auths = {**config.get("auths", {}), **auths}
+        except (ValueError, AttributeError) as error:
+            raise errors.PodRefused(
+                f"imagePullSecret {reference.name} holds no docker config: {error}", reason="InvalidPullSecret"
+            ) from error
+    return {"auths": auths}
 
 
 def _pulled(image: images.Image) -> str:

@@ -142,8 +142,14 @@ def _container(
         "readiness_probe": container.readiness_probe,
         "startup_probe": container.startup_probe,
         "lifecycle": container.lifecycle,
+        "memory_limit": _memory_limit(container),
         "ports": {port.name: port.container_port for port in container.ports if port.name},
     }
+
+
+def _memory_limit(container: v1.Container) -> int | None:
+    limit = container.resources.limits.get("memory")
+    return quantity.ceiling(quantity.parse(limit)) if limit else None
 
 
 def _process(

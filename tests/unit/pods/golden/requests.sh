@@ -12,6 +12,7 @@
 #SBATCH --no-requeue
 #SBATCH --open-mode=append
 # A pod of Kubernetes, run by HPK.  Everything about it is in spec.json in this job's working directory.
+echo "stages script=$EPOCHREALTIME"
 # The address that this host speaks from.
 HPK_HOST_IP=$(ip -4 -o route get 192.0.2.1 2>/dev/null) HPK_HOST_IP=${HPK_HOST_IP##* src } HPK_HOST_IP=${HPK_HOST_IP%% *}
 HPK_SCRATCH="${TMPDIR:-/tmp}/hpk-0b4e"

@@ -1,0 +1,126 @@
+"""How long a pod, and the cluster, take to start, against what Slurm and Apptainer take by themselves."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests import cluster
+from tests.bench import result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ROUNDS = 15
+COLD_ROUNDS = 5
+UPS = 5
+WORK = "/home/alice/bench"
+IMAGE = f"{cluster.REGISTRY}/busybox:1"
+SIF = f"{WORK}/busybox.sif"
+
+
+def pod_startup() -> list[dict[str, Any]]:
+    """From just before the submission to the workload's own time stamp, warm, and from its end to the status."""
+    cluster.shell(
+        f"mkdir -p {WORK}; [ -e {SIF} ] || APPTAINER_NOHTTPS=1 apptainer --silent pull {SIF} docker://{IMAGE}"
+    )
+    found = probe(ROUNDS, IMAGE)
+    entries = [
+        result.result("pod-startup", found["pod"], baseline=found["direct"], details=_p90("bare", found["direct"])),
+        result.result("pod-startup-kubectl", found["kubectl"], baseline=found["direct"]),
+        result.result("pod-end-to-status", found["end"]),
+    ]
+    stages = {key: statistics.median(s[key] for s in found["stages"] if key in s) for key in found["stages"][0]}
+    entries[0]["details"] |= {f"at-{key}": seconds for key, seconds in stages.items()}
+    return [*entries, cold_startup(found["direct"])]
+
+
+def cold_startup(direct: list[float]) -> dict[str, Any]:
+    """The same with an image that was never converted; bare Apptainer has its SIF already."""
+    values = []
+    for _ in range(COLD_ROUNDS):
+        cluster.shell("rm -rf ~/.hpk/images/*")
+        values.append(probe(0, IMAGE)["pod"][0])
+    return result.result("pod-startup-cold-image", values, baseline=direct)
+
+
+def probe(rounds: int, image: str) -> dict[str, list[Any]]:
+    """Run the probe as the user on the control host."""
+    text = (cluster.ROOT / "tests/bench/probe.py").read_bytes()
+    cluster.run("bash", "-c", f"cat > {WORK}/probe.py", stdin=text)
+    done = cluster.run("python3", f"{WORK}/probe.py", str(rounds), image, SIF, WORK, seconds=600)
+    found: dict[str, list[Any]] = json.loads(done.stdout)
+    return found
+
+
+def node_ready() -> list[dict[str, Any]]:
+    """From `sbatch hpk.sbatch` to node Ready, as a client on the control host sees it."""
+    values = []
+    for _ in range(UPS):
+        cluster.stop()
+        text = (cluster.ROOT / "tests/bench/ready.sh").read_bytes()
+        values.append(float(cluster.run("bash", stdin=text, seconds=120).stdout))
+    return [result.result("node-ready", values)]
+
+
+def footprint() -> list[dict[str, Any]]:
+    """Resident memory (MiB) of the control plane's processes, and CPU at rest (per cent of one core)."""
+    settle = 20.0
+    before, began = _cpu_seconds(), time.monotonic()
+    time.sleep(settle)  # the measurement itself: CPU used in this time
+    used = 100 * (_cpu_seconds() - before) / (time.monotonic() - began)
+    resident = _resident()
+    return [
+        result.result("resident-memory", [sum(resident.values())], unit="MiB", details=resident),
+        result.result("kubelet-memory", [resident["hpk"]], unit="MiB"),
+        result.result("idle-cpu", [used], unit="%"),
+    ]
+
+
+NAMES = ("etcd", "kube-apiserver", "kube-controller", "hpk")
+
+
+def _processes() -> Iterable[tuple[str, float, float]]:
+    """(name, resident MiB, CPU seconds) of the control plane's processes."""
+    host = cluster.shell("squeue -h --me -n hpk -o %N").strip()
+    script = r"""
+for pid in $(ps -u alice -o pid=); do
+  cmd=$(tr '\0' ' ' < /proc/$pid/cmdline 2>/dev/null)
+  case $cmd in *etcd*|*kube-apiserver*|*kube-controller*|*"hpk serve"*) ;; *) continue ;; esac
+  case $cmd in *apptainer*|*bash*|*gateway*) continue ;; esac
+  rss=$(awk '/^VmRSS/ {print $2}' /proc/$pid/status)
+  echo "$rss $(awk '{print $14 + $15}' /proc/$pid/stat) $cmd"
+done"""
+    for line in cluster.shell(script, host=host).splitlines():
+        rss, ticks, command = line.split(" ", 2)
+        name = next((name for name in NAMES if f"/{name}" in command.split(" ")[0]), "hpk")
+        yield name, int(rss) / 1024, int(ticks) / 100
+
+
+def _resident() -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, mebibytes, _ in _processes():
+        found[name] = found.get(name, 0.0) + mebibytes
+    return found
+
+
+def _cpu_seconds() -> float:
+    return sum(seconds for _, _, seconds in _processes())
+
+
+def hundred_pods() -> list[dict[str, Any]]:
+    """A hundred pods at once, to the last one's success, against a hundred sbatch jobs of the same payload."""
+    bare = float(cluster.shell((cluster.ROOT / "tests/bench/hundred.sh").read_text(), seconds=600))
+    manifest = (cluster.ROOT / "tests/bench/hundred.yaml").read_text().replace("${REGISTRY}", cluster.REGISTRY)
+    began = time.monotonic()
+    cluster.kubectl("create", "-f", "-", stdin=manifest.encode())
+    cluster.kubectl("wait", "job/hundred", "--for=condition=Complete", "--timeout=500s", seconds=520)
+    seconds = time.monotonic() - began
+    cluster.kubectl("delete", "job", "hundred", "--cascade=foreground", seconds=200)
+    return [result.result("hundred-pods", [seconds], baseline=[bare], details=_resident())]
+
+
+def _p90(name: str, values: list[float]) -> dict[str, float]:
+    return {f"{name}-p90": statistics.quantiles(values, n=10)[-1]}
