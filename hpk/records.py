@@ -98,6 +98,7 @@ class ContainerPlan(TypedDict):
     startup_probe: NotRequired[dict[str, Any] | None]
     lifecycle: NotRequired[dict[str, Any] | None]
     ports: NotRequired[dict[str, int]]
+    memory_limit: NotRequired[int | None]
 
 
 class PodPlan(TypedDict):

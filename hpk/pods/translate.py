@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors, jobdir
+from hpk.kube import quantity
 from hpk.pods import admit, environment, model, resources
 from hpk.volumes import plan as volume_plan
 
