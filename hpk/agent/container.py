@@ -9,12 +9,13 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from hpk.agent import deadline, hooks, logs, messages, probes, processes, restarts, runs
+from hpk.agent import deadline, hooks, logs, memory, messages, probes, processes, restarts, runs
 
 if TYPE_CHECKING:
     from hpk import records
     from hpk.agent import pod
 
+_KILLED = 137
 LEAST_SECONDS = 2.0
 """Between SIGTERM and SIGKILL, however much of the grace a preStop hook used (the kubelet's minimum)."""
 LOG_SECONDS = 2.0
@@ -42,6 +43,7 @@ class Container:
         self._wants_stop = asyncio.Event()
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
+        self._is_over_memory = False
 
     @property
     def record(self) -> records.ContainerRecord:
@@ -141,7 +143,9 @@ class Container:
         self._is_down.clear()
         self._is_up.set()
         self._now_running(run)
-        companion = asyncio.create_task(self._accompany(), name=f"probes of {self.plan['name']}")
+        kills = memory.kernel_kills()
+        self._is_over_memory = False
+        companion = asyncio.gather(self._accompany(), self._watch_memory())
         try:
             status = await end
         finally:
@@ -152,8 +156,19 @@ class Container:
             companion.cancel()
             await asyncio.gather(companion, return_exceptions=True)
         finished_at = time.time()
+        if processes.exit_code(status) == _KILLED and memory.kernel_kills() > kills:
+            self._is_over_memory = True
         await capture.finish(timeout_seconds=LOG_SECONDS)
         return self._ended(run, status, finished_at=finished_at)
+
+    async def _watch_memory(self) -> None:
+        limit = self.plan.get("memory_limit")
+        if limit:
+            await memory.watch(self._process, limit_bytes=limit, on_exceeded=self._exceed_memory)
+
+    def _exceed_memory(self) -> None:
+        self._is_over_memory = True
+        self._signal(9)
 
     async def _accompany(self) -> None:
         """What happens beside the process: the postStart hook, then the probes."""
@@ -286,7 +301,7 @@ class Container:
         terminated: records.Terminated = {
             "exit_code": code,
             "signal": status & 0x7F,
-            "reason": "Completed" if code == 0 else "Error",
+            "reason": "OOMKilled" if self._is_over_memory else "Completed" if code == 0 else "Error",
             "message": messages.termination_message(run.message_file, policy=policy, exit_code=code, log=path),
             "started_at": run.started_at,
             "finished_at": finished_at,

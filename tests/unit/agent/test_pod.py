@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import container, execs, logs, pod, processes, report, restarts, runs
+from hpk.agent import container, execs, logs, memory, pod, processes, report, restarts, runs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -260,6 +260,35 @@ async def test_what_cannot_start_is_a_start_error(bench: Bench) -> None:
 
 
 WAIT = "trap 'echo term; exit 7' TERM; echo up; while :; do sleep 0.02; done"
+
+
+async def test_a_container_over_its_memory_limit_is_killed_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OOMKilled with 137, restarted if its policy says so; its neighbour goes on."""
+    monkeypatch.setattr(memory, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(memory, "usage_bytes", lambda process: 200 if process in over else 50)
+    over: set[int] = set()
+    task = bench.start(one("c", WAIT, memory_limit=100), one("d", WAIT, memory_limit=100), restart_policy="OnFailure")
+    await bench.until(lambda: bench.record("c")["state"] == bench.record("d")["state"] == "running")
+    over.add(bench.processes[bench.record("c")["container_id"]])
+    await bench.until(lambda: bench.record("c")["restart_count"] == 1)
+    last = bench.record("c")["last_terminated"]
+    assert last
+    assert (last["reason"], last["exit_code"]) == ("OOMKilled", 137)
+    assert bench.record("d")["restart_count"] == 0
+    bench.pod.end("Deleted")
+    await ends(task)
+    assert bench.exit_code("d") == 7
+
+
+def test_memory_is_counted_by_pid_namespace(tmp_path: Path) -> None:
+    """All processes of a container count, those of others and the page cache do not."""
+    status = "Name:\tx\nRssAnon:\t 10 kB\nRssFile:\t 500 kB\nRssShmem:\t 2 kB\nVmSwap:\t 1 kB\n"
+    for name, namespace in {"7": "pid:[1]", "8": "pid:[1]", "9": "pid:[2]"}.items():
+        (tmp_path / name / "ns").mkdir(parents=True)
+        (tmp_path / name / "ns/pid").symlink_to(namespace)
+        (tmp_path / name / "status").write_text(status)
+    assert memory.usage_bytes(7, proc=str(tmp_path)) == 2 * 13 * 1024
+    assert memory.usage_bytes(5, proc=str(tmp_path)) == 0
 
 
 async def test_deletion_is_sigterm_and_the_reason_stays(bench: Bench) -> None:
