@@ -115,19 +115,19 @@ def _tail(data: bytes) -> str:
     return data.decode(errors="replace")[-3000:]
 
 
-def main() -> int:
+def main() -> None:
     """The command line."""
-    verbs = {"up": up, "down": stop}
-    if sys.argv[1:2] == [] or sys.argv[1] not in verbs:
-        print(__doc__, file=sys.stderr)
-        return 2
     try:
-        verbs[sys.argv[1]]()
+        match sys.argv[1:]:
+            case ["up"]:
+                up()
+            case ["down"]:
+                stop()
+            case _:
+                sys.exit(__doc__)
     except Failed as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,7 +24,12 @@ async def world(tmp_path: Path) -> AsyncIterator[path.World]:
 
 def report(uid: str, sequence: int, *, state: str = "running", code: int = 0, **more: Any) -> Any:
     """What an agent says."""
-    run = {"exit_code": code, "signal": 0, "reason": "Completed" if code == 0 else "Error", "message": ""}
+    run: dict[str, Any] = {
+        "exit_code": code,
+        "signal": 0,
+        "reason": "Completed" if code == 0 else "Error",
+        "message": "",
+    }
     run |= {"started_at": 1.0, "finished_at": 2.0, "container_id": "x"}
     container = {
         "state": state,
