@@ -38,6 +38,7 @@ SUBMISSIONS_AT_ONCE = 8
 """Pods prepared and submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
 CAPACITY_SECONDS = 300.0
 """Pause between questions for the cluster's nodes; they change seldom."""
+DEFAULT_KILL_WAIT_SECONDS = 30
 IMAGES_SECONDS = 60.0
 """Pause between looks at the directory of images, for the node's status only."""
 AGENT_CERTIFICATE_DAYS = 365
@@ -92,7 +93,8 @@ async def _start(
     cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site))
     await cluster.refresh()
 
-    made = Kubelet(settings, control_plane, kube=kubelet, cluster=cluster, site=site)
+    launcher = sandbox.Launcher(settings, kill_wait_seconds=await _kill_wait_seconds(cluster.slurm))
+    made = Kubelet(settings, control_plane, kube=kubelet, cluster=cluster, site=site, launcher=launcher)
     told = events.Recorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name)
     binder = bind.Binder(binder_kube, node=settings.node_name, recorder=told)
     port = await made.link.start()
@@ -123,6 +125,15 @@ async def _announce(settings: config.Settings, control_plane: plane.ControlPlane
         LOG.warning(str(error), instead=f"export KUBECONFIG={settings.directory.kubeconfig}")
     LOG.info("Ready: kubectl get nodes", url=control_plane.url)
     await asyncio.get_running_loop().create_future()
+
+
+async def _kill_wait_seconds(slurm: slurm_client.Slurm) -> int:
+    """Slurm's patience between SIGTERM and SIGKILL; its default where it does not say."""
+    try:
+        return await slurm.kill_wait_seconds()
+    except errors.SlurmUnavailable as error:
+        LOG.warning("Cannot ask for KillWait, taking Slurm's default", error=str(error))
+        return DEFAULT_KILL_WAIT_SECONDS
 
 
 class Cluster:
@@ -172,6 +183,7 @@ class Kubelet:
         kube: client.Kube,
         cluster: Cluster,
         site: Mapping[str, Any],
+        launcher: sandbox.Launcher,
     ) -> None:
         state = settings.directory
         self._cluster = cluster
@@ -212,7 +224,7 @@ class Kubelet:
             services=lambda: list(self._services.objects.values()),
             recorder=self._recorder,
             site=where,
-            launcher=sandbox.Launcher(settings),
+            launcher=launcher,
             state=state,
         )
         self.pods.serve(

@@ -305,6 +305,14 @@ class Slurm:
         """
         return parse.controller_load((await self._query("sdiag")).text)
 
+    async def kill_wait_seconds(self) -> int:
+        """How long Slurm waits between SIGTERM and SIGKILL (KillWait of slurm.conf).
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        return parse.kill_wait_seconds((await self._query("scontrol", "show", "config")).text)
+
     async def _query(self, command: str, *arguments: str) -> Result:
         result = await self._runner.run(command, *arguments)
         if result.end == "exited" and result.code == 0:

@@ -235,6 +235,12 @@ def duration(text: str) -> int | None:
     return int(first) * 60 + int(second or 0)
 
 
+def kill_wait_seconds(text: str) -> int:
+    """KillWait of what ``scontrol show config`` printed; Slurm's own default if it does not say."""
+    found = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else 30
+
+
 def controller_load(text: str) -> model.ControllerLoad:
     """What sdiag printed."""
     calls: dict[str, int] = {}

@@ -189,3 +189,9 @@ def test_messages_are_one_line() -> None:
         parse.messages("sbatch: error: a\n\nsbatch: error: b\nsbatch: error: a\n")
         == "sbatch: error: a; sbatch: error: b"
     )
+
+
+def test_kill_wait_is_slurms_own() -> None:
+    """The line of the configuration, or Slurm's default where there is none."""
+    assert parse.kill_wait_seconds("KeepAliveTime           = SYSTEM_DEFAULT\nKillWait                = 5 sec\n") == 5
+    assert parse.kill_wait_seconds("nothing of it") == 30
