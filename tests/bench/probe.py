@@ -5,7 +5,7 @@ The workload is one program of one image: it makes a file on the shared home, wh
 created by a warm API client, ``kubectl`` the same by kubectl.  Each is timed from just before the submission to
 the workload's time stamp, in alternation, so that the machine's mood meets all alike.
 
-    probe.py ROUNDS IMAGE SIF DIRECTORY
+    probe.py ROUNDS IMAGE SIF DIRECTORY [cold]
 
 prints one JSON document: {"direct": [seconds], "pod": [...], "kubectl": [...], "end": [...], "stages": [...]}.
 """
@@ -98,7 +98,7 @@ def manifest(directory: Path, name: str, image: str) -> dict[str, Any]:
 
 def pod(client: Client, directory: Path, number: int, image: str) -> tuple[float, float, dict[str, float]]:
     """Start-up, end to status, and the stages in seconds since the submission."""
-    name = f"pod-{number}"
+    name = f"pod-{directory.name}-{number}"
     before = time.time()
     client.call("POST", PODS, manifest(directory, name, image))
     began = wait_for(directory / name)
@@ -125,7 +125,7 @@ def wait_for_end(client: Client, name: str) -> Any:
 
 def by_kubectl(client: Client, directory: Path, number: int, image: str) -> float:
     """Start-up by `kubectl create`, its own start included."""
-    name = f"kubectl-{number}"
+    name = f"kubectl-{directory.name}-{number}"
     before = time.time()
     text = json.dumps(manifest(directory, name, image)).encode()
     subprocess.run(["kubectl", "create", "-f", "-"], input=text, check=True, stdout=subprocess.DEVNULL)
@@ -141,19 +141,22 @@ def main() -> None:
     directory.mkdir(parents=True)
     client = Client()
     found: dict[str, list[Any]] = {"direct": [], "pod": [], "kubectl": [], "end": [], "stages": []}
-    direct(directory, 0, sif)
-    pod(client, directory, 0, image)
+    is_cold = sys.argv[5:] == ["cold"]
+    if not is_cold:
+        direct(directory, 0, sif)
+        pod(client, directory, 0, image)
     for number in range(1, rounds + 1):
         found["direct"].append(direct(directory, number, sif))
         start, end, stages = pod(client, directory, number, image)
         found["pod"].append(start)
         found["end"].append(end)
         found["stages"].append(stages)
-        found["kubectl"].append(by_kubectl(client, directory, number, image))
-    for kind in ("pod", "kubectl"):
-        for number in range(rounds + 1):
-            if kind == "pod" or number:
-                client.call("DELETE", f"{PODS}/{kind}-{number}?gracePeriodSeconds=0")
+        if not is_cold:
+            found["kubectl"].append(by_kubectl(client, directory, number, image))
+    names = [item["metadata"]["name"] for item in client.call("GET", PODS)["items"]]
+    for name in names:
+        if f"-{directory.name}-" in name:
+            client.call("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
     print(json.dumps(found))  # noqa: T201 - for whoever started it
 
 

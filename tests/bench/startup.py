@@ -42,15 +42,15 @@ def cold_startup(direct: list[float]) -> dict[str, Any]:
     values = []
     for _ in range(COLD_ROUNDS):
         cluster.shell("rm -rf ~/.hpk/images/*")
-        values.append(probe(0, IMAGE)["pod"][0])
+        values.append(probe(1, IMAGE, "cold")["pod"][0])
     return result.result("pod-startup-cold-image", values, baseline=direct)
 
 
-def probe(rounds: int, image: str) -> dict[str, list[Any]]:
+def probe(rounds: int, image: str, *more: str) -> dict[str, list[Any]]:
     """Run the probe as the user on the control host."""
     text = (cluster.ROOT / "tests/bench/probe.py").read_bytes()
     cluster.run("bash", "-c", f"cat > {WORK}/probe.py", stdin=text)
-    done = cluster.run("python3", f"{WORK}/probe.py", str(rounds), image, SIF, WORK, seconds=600)
+    done = cluster.run("python3", f"{WORK}/probe.py", str(rounds), image, SIF, WORK, *more, seconds=600)
     found: dict[str, list[Any]] = json.loads(done.stdout)
     return found
 
