@@ -215,10 +215,6 @@ class Preparer:
         shortest = min(dues, default=FIRST_PULL_PAUSE_SECONDS)
         return min(shortest, SHOW_ERROR_SECONDS) if attempts.fresh & names else shortest
 
-    def forget(self, namespace: str) -> None:
-        """Drop what is remembered of a namespace that is gone."""
-        self._shared.forget(namespace)
-
 
 def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:
     """The registries' credentials of the pod's pull secrets, as one docker config; a missing secret gives none."""

@@ -127,22 +127,15 @@ def _carries(job: slurm_model.Job, uid: str) -> bool:
     return uid in (job.comment, job.name) or f"/pods/{uid}" in job.work_directory
 
 
-def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) -> bool:
-    """Write what the job needs; False if the directory was there before, so a job may be too.
+def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) -> None:
+    """Write what the job needs.  From then on the directory says that a job may exist.
 
     Raises:
         errors.Retryable: The file system refused.
     """
     try:
-        jobdir.make_directory(str(Path(directory.root).parent))
-        is_new = True
-        try:
-            Path(directory.root).mkdir(0o700)
-        except FileExistsError:
-            is_new = False
         jobdir.make_directory(directory.logs)
         jobdir.write_json(directory.plan, work.plan)
         jobdir.write_bytes(directory.script, script.encode())
     except OSError as error:
         raise errors.Retryable(f"Cannot write the pod's directory {directory.root}: {error}") from error
-    return is_new

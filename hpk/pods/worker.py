@@ -104,7 +104,7 @@ class Worker:
             return await self._settle(raw, pod)
         self._started_at = self._started_at or pod.status.start_time or datetime.now(UTC)
         again = await self._advance(pod)
-        facts = await self._observe(pod)
+        facts = await self._observe()
         self._tell(pod, facts)
         phase = await self._s.reporter.report(raw, pod, facts, now=datetime.now(UTC))
         if phase in status.TERMINAL:
@@ -282,7 +282,7 @@ class Worker:
 
     # Observation
 
-    async def _observe(self, pod: v1.Pod) -> status.Facts:
+    async def _observe(self) -> status.Facts:
         state = self._s.allocator.observe(self._allocation) if self._allocation else None
         newest = self._s.agents.newest(self.uid)
         is_connected = self._s.agents.is_connected(self.uid)
@@ -307,7 +307,6 @@ class Worker:
             allocation=state,
             job_id=self._allocation.job_id if self._allocation else "",
             failure=self._failure,
-            is_deleted=pod.metadata.deletion_timestamp is not None,
             is_over=self._is_over(),
             images=self._images,
         )
