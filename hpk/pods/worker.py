@@ -48,6 +48,8 @@ DIAL_SECONDS = 10.0
 """How long the agent of a job that has just started may take to dial, before its deleted pod's job is cancelled."""
 FORCED_GRACE_SECONDS = 1.0
 SUBMIT_PAUSE_SECONDS = 5.0
+LOST_ANSWER_PAUSE_SECONDS = 15.0
+"""How long slurmctld may still take up a submission whose sbatch has given up (its MessageTimeout is 10 s)."""
 LOOK_AGAIN_SECONDS = 15.0
 SOON_SECONDS = 1.0
 DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadline"
@@ -79,6 +81,7 @@ class Worker:
         self._started_at: datetime | None = None
         self._allocation: model.Allocation | None = None
         self._has_looked = False
+        self._is_answer_lost = False
         self._launch_at = 0.0
         self._images: dict[str, tuple[str, str]] = {}
         self._waiting: dict[str, tuple[str, str]] = {}
@@ -123,6 +126,11 @@ class Worker:
             return None
         if (pause := self._launch_at - time.monotonic()) > 0:
             return pause  # our own status write woke us: no reason to try again before it is time
+        if self._is_answer_lost:
+            await self._adopt()  # it was not there at once, and may have come since
+            self._is_answer_lost = False
+            if self._allocation is not None:
+                return None
         return await self._try_to_launch(pod)
 
     async def _try_to_launch(self, pod: v1.Pod) -> float | None:
@@ -139,7 +147,8 @@ class Worker:
         except errors.Retryable as error:
             self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Cannot submit yet, will try again: {error}")
             self._log.warning("Cannot submit yet", error=str(error))
-            return self._try_again_in(SUBMIT_PAUSE_SECONDS)
+            self._is_answer_lost = isinstance(error, errors.SlurmUnavailable) and error.may_have_succeeded
+            return self._try_again_in(LOST_ANSWER_PAUSE_SECONDS if self._is_answer_lost else SUBMIT_PAUSE_SECONDS)
         return None
 
     def _try_again_in(self, seconds: float) -> float:
@@ -168,11 +177,14 @@ class Worker:
             return None
         cluster = self._s.cluster()
         admit.admit(raw, cluster=cluster)
+        # Not among the few that submit at once: a large image takes minutes, and other pods do not wait for it.
+        ready = await self._s.preparer.prepare(
+            pod, cluster=cluster, started_at=self._started_at, attempts=self._attempts
+        )
+        self._images, self._waiting = ready.images, {}
         async with self._s.submissions:
-            ready = await self._s.preparer.prepare(
-                pod, cluster=cluster, started_at=self._started_at, attempts=self._attempts
-            )
-            self._images, self._waiting = ready.images, {}
+            if not self._is_wanted():
+                return None  # it was deleted meanwhile; the round that this causes does the rest
             await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
             self._has_looked = False  # from here on a job may exist: whatever happens now, look before submitting
             allocation = await self._s.allocator.allocate(self.uid, script=ready.script)
@@ -182,6 +194,10 @@ class Worker:
         message = f"Submitted Slurm job {allocation.job_id}"
         self._s.recorder.tell(pod, "Normal", "Submitted", message)
         return None
+
+    def _is_wanted(self) -> bool:
+        raw = self._s.find(self.uid)
+        return raw is not None and not raw["metadata"].get("deletionTimestamp")
 
     def _follow(self, allocation: model.Allocation) -> None:
         self._allocation = allocation
