@@ -1,30 +1,26 @@
 """The only HTTP to the API server: raw JSON objects in and out, errors mapped once.
 
-Built on aiohttp.  Objects stay dicts, as the API server sent them: a kubelet must carry fields that it does not
-know, and typed models would drop them.  The kubeconfigs are our own (see `controlplane.identities`); Kubernetes'
-Python client would read them too, at 19 MB of the kubelet's memory.
+Built on kubernetes.aio for kubeconfigs, TLS and connections.  Objects stay dicts, as the API server sent
+them: a kubelet must carry fields that it does not know, and typed models would drop them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
-import os
-import ssl
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import quote, urlencode
 
 import aiohttp
 import msgspec
-import yaml
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 
 from hpk import errors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
 
 Object = dict[str, Any]
 PatchKind = Literal["strategic", "merge", "json"]
@@ -41,37 +37,31 @@ CONNECTIONS = 32
 LONG_LINE_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Where the API server is and who asks it: the current context of a kubeconfig, PEM texts decoded."""
-
-    server: str
-    ca: str
-    certificate: bytes
-    key: bytes
-
-
 class Kube:
     """A client with one identity; an async context manager that closes its connections."""
 
-    def __init__(self, access: Access) -> None:
-        """Make the client; nothing is connected yet.  Needs a running event loop."""
-        self.url = access.server.rstrip("/")
-        connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=_tls(access))
+    def __init__(self, configuration: Configuration) -> None:
+        configuration.connection_pool_maxsize = CONNECTIONS
         # A site's http_proxy is for the outside world, never for our own API server.
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False, read_bufsize=LONG_LINE_BYTES)
+        configuration.client_session_kwargs = {"trust_env": False, "read_bufsize": LONG_LINE_BYTES}
+        self._rest = RESTClientObject(configuration)
+        self.url = str(configuration.host).rstrip("/")
 
     @classmethod
     async def from_kubeconfig(cls, path: Path | str) -> Self:
-        """Connect as the current user of a kubeconfig file that has its certificates embedded, as ours have.
+        """Connect as the current user of a kubeconfig file.
 
         Raises:
-            errors.Fatal: The file is missing or is no such kubeconfig.
+            errors.Fatal: The file is missing or is no kubeconfig.
         """
+        configuration = Configuration()
         try:
-            return cls(access(await asyncio.to_thread(Path(path).read_bytes)))
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            await kube_config.load_kube_config(str(path), client_configuration=configuration, persist_config=False)
+        except (kube_config.ConfigException, OSError) as error:
             raise errors.Fatal(f"Cannot use the kubeconfig {path}: {error}") from error
+        except (ValueError, TypeError, AttributeError, KeyError) as error:  # what the library makes of nonsense
+            raise errors.Fatal(f"Cannot use the kubeconfig {path}: it is no kubeconfig: {error!r}") from error
+        return cls(configuration)
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,7 +71,7 @@ class Kube:
 
     async def close(self) -> None:
         """Close all connections; the client is of no use afterwards."""
-        await self._session.close()
+        await self._rest.close()
 
     async def get(self, path: str, *, query: Mapping[str, Any] | None = None) -> Object:
         """The object or list at this path, such as ``/api/v1/namespaces/a/pods/b``."""
@@ -167,55 +157,12 @@ class Kube:
     ) -> aiohttp.ClientResponse:
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Content-Type": content_type, "Accept": "application/json"}
-        # Not msgspec: what Slurm says may hold bytes that are no UTF-8, as surrogates; here they become escapes.
-        data = None if body is None else json.dumps(body).encode()
         try:
-            return await self._session.request(method, url, headers=headers, data=data, timeout=timeout)
+            answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             raise errors.ApiUnavailable(f"Cannot {method} {path}: {error!r}") from error
-
-
-def access(document: bytes) -> Access:
-    """What the current context of a kubeconfig says.
-
-    Raises:
-        ValueError: It is no kubeconfig, or lacks an embedded certificate, key or authority.
-    """
-    try:
-        config = yaml.safe_load(document)
-        context = _entry(config, "context", config["current-context"])
-        cluster, user = _entry(config, "cluster", context["cluster"]), _entry(config, "user", context["user"])
-        return Access(
-            server=cluster["server"],
-            ca=base64.b64decode(cluster["certificate-authority-data"]).decode(),
-            certificate=base64.b64decode(user["client-certificate-data"]),
-            key=base64.b64decode(user["client-key-data"]),
-        )
-    except (yaml.YAMLError, TypeError) as error:
-        raise ValueError(f"it is no kubeconfig: {error}") from error
-    except KeyError as error:
-        raise ValueError(f"it has no {error.args[0]}") from error
-
-
-def _entry(config: Object, kind: str, name: str) -> Object:
-    for entry in config[f"{kind}s"]:
-        if entry["name"] == name:
-            found: Object = entry[kind]
-            return found
-    raise KeyError(f"{kind} named {name}")
-
-
-def _tls(identity: Access) -> ssl.SSLContext:
-    """Trusts the one authority, and shows our certificate."""
-    context = ssl.create_default_context(cadata=identity.ca)
-    # OpenSSL reads keys from files only: this one is on no disk.
-    descriptor = os.memfd_create("hpk-client-key")
-    try:
-        os.write(descriptor, identity.certificate + b"\n" + identity.key)
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
-    return context
+        response: aiohttp.ClientResponse = answer.response
+        return response
 
 
 def pod_path(namespace: str, name: str = "", subresource: str = "") -> str:
