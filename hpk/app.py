@@ -22,7 +22,21 @@ from hpk.link import server as link_server
 from hpk.network import sandbox
 from hpk.node import auth, host, lease, node
 from hpk.node import server as node_server
-from hpk.pods import admit, agents, bind, events, prepare, report, source, submit, translate, watch, worker
+from hpk.pods import (
+    admit,
+    agents,
+    bind,
+    events,
+    gate,
+    prepare,
+    report,
+    review,
+    source,
+    submit,
+    translate,
+    watch,
+    worker,
+)
 from hpk.slurm import client as slurm_client
 from hpk.slurm import flags, poller
 
@@ -90,7 +104,7 @@ async def _start(
     lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
     binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
     site = await gateway.site(apptainer=settings.apptainer)
-    cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site))
+    cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site), settings_flags(settings))
     await cluster.refresh()
 
     launcher = sandbox.Launcher(settings, kill_wait_seconds=await _kill_wait_seconds(cluster.slurm))
@@ -139,8 +153,11 @@ async def _kill_wait_seconds(slurm: slurm_client.Slurm) -> int:
 class Cluster:
     """What the Slurm cluster has, asked now and then; the newest answer counts."""
 
-    def __init__(self, slurm: slurm_client.Slurm, facts: node.Facts) -> None:
-        self.slurm, self.facts = slurm, facts
+    def __init__(
+        self, slurm: slurm_client.Slurm, facts: node.Facts, flags: Mapping[str, str | None] | None = None
+    ) -> None:
+        self.slurm, self.facts, self.flags = slurm, facts, flags or {}
+        self.partition_names: frozenset[str] = frozenset()
         self.capacity: slurm_model.Capacity | None = None
         self.answered_at: float | None = None
         self.started_at = time.time()
@@ -156,6 +173,7 @@ class Cluster:
         """Ask now; a Slurm that does not answer changes nothing but the error."""
         try:
             self.capacity = await self.slurm.capacity()
+            self.partition_names = await self.slurm.partition_names()
         except errors.HpkError as error:
             self.error = str(error)
             LOG.warning("Cannot learn the cluster's capacity", error=self.error)
@@ -169,6 +187,9 @@ class Cluster:
             name=self.facts.name,
             allocatable={name: quantity.parse(value) for name, value in offered.items()},
             labels=node.labels(self.facts),
+            capacity=self.capacity,
+            partition_names=self.partition_names,
+            flags=self.flags,
         )
 
 
@@ -188,6 +209,7 @@ class Kubelet:
         state = settings.directory
         self._cluster = cluster
         self.pods = watch.Pods(kube, node=settings.node_name)
+        self._gate = gate.Gate(on_open=self.pods.mark)
         self.agents = agents.Agents(state, on_change=self.pods.mark)
         certificate = control_plane.link.issue(LINK_SERVER_NAME, dns_names=(LINK_SERVER_NAME,), is_server=True)
         self.link = link_server.LinkServer(
@@ -214,7 +236,7 @@ class Kubelet:
             api_port=control_plane.api_port,
             images=settings.images_directory,
             prelude=settings.prelude,
-            settings_flags=flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {},
+            settings_flags=cluster.flags,
             network=network,
         )
         preparer = prepare.Preparer(
@@ -238,6 +260,7 @@ class Kubelet:
                 recorder=self._recorder,
                 state=state,
                 submissions=asyncio.Semaphore(SUBMISSIONS_AT_ONCE),
+                gate=self._gate,
             )
         )
 
@@ -270,6 +293,7 @@ class Kubelet:
             ),
             host=LISTEN,
             port=control_plane.kubelet_port.port,
+            reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate),
         )
 
     def _observe(self) -> node.Observation:
@@ -294,6 +318,11 @@ class Kubelet:
             else:
                 self._images = tuple(node.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
             await asyncio.sleep(IMAGES_SECONDS)
+
+
+def settings_flags(settings: config.Settings) -> dict[str, str | None]:
+    """The settings' sbatch options for every pod."""
+    return flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {}
 
 
 def _node_facts(settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]) -> node.Facts:

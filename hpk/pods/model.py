@@ -41,6 +41,10 @@ class Cause(enum.Enum):
     PREEMPTED = "preempted"
 
 
+OWN_FAULT = frozenset({Cause.FINISHED, Cause.OUT_OF_MEMORY})
+"""What another pod of the same kind would meet as well."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
     """Where a pod runs, or will run.

@@ -287,6 +287,14 @@ class Slurm:
         self._partitions = tuple(capacity.partitions)
         return capacity
 
+    async def partition_names(self) -> frozenset[str]:
+        """All partitions' names, those too that are hidden from this user.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        return frozenset((await self._query("sinfo", "--all", "--noheader", "--format=%R")).text.split())
+
     async def known_partitions(self) -> tuple[str, ...]:
         """The partitions' names, as last seen by :meth:`capacity`.
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
 from hpk import errors, jobdir
-from hpk.pods import admit, agents, events, model, prepare, report, watch, worker
+from hpk.pods import admit, agents, events, gate, model, prepare, report, watch, worker
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 PODS = "/api/v1/namespaces/ns/pods"
 SECONDS = 1.5
 """Longest wait of a test for something that must happen."""
+
+
+QUICK = gate.Pauses(first_seconds=0.01, longest_seconds=0.02)
+"""As long as a closed lane of the gate holds pods here."""
 
 
 class FakeAllocator:
@@ -111,6 +115,7 @@ class World:
         self.agents = agents.Agents(self.state, on_change=self.pods.mark)
         self.agents.line = self.line
         self.allocator.on_change = self.pods.mark
+        self.gate = gate.Gate(on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK))
         preparer: Any = self.preparer
         self.pods.serve(
             worker.Services(
@@ -123,6 +128,7 @@ class World:
                 recorder=events.Recorder(api, component="kubelet", host="hpk"),
                 state=self.state,
                 submissions=asyncio.Semaphore(4),
+                gate=self.gate,
             )
         )
 

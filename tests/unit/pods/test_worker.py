@@ -149,7 +149,7 @@ async def test_a_submission_whose_answer_was_lost_is_not_repeated(
     world: path.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm is asked for the job before another is submitted."""
-    monkeypatch.setattr(worker, "SUBMIT_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     world.allocator.refusals = [errors.SlurmUnavailable("timed out", may_have_succeeded=True)]
     uid = world.create()
     world.allocator.found[uid] = "101"
@@ -160,7 +160,7 @@ async def test_a_submission_whose_answer_was_lost_is_not_repeated(
 
 async def test_a_temporary_refusal_is_tried_again(world: path.World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A submit limit keeps the pod Pending, and it runs in the end."""
-    monkeypatch.setattr(worker, "SUBMIT_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     world.allocator.refusals = [errors.SlurmUnavailable("QOSMaxSubmitJobPerUserLimit")] * 3
     uid = world.create()
     await world.until(lambda: world.allocator.submitted == [uid])
