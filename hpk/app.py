@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 SUBMISSIONS_AT_ONCE = 8
-"""Pods prepared and submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
+"""Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
 CAPACITY_SECONDS = 300.0
 """Pause between questions for the cluster's nodes; they change seldom."""
 DEFAULT_KILL_WAIT_SECONDS = 30

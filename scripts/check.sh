@@ -4,6 +4,8 @@
 # A unit test has two seconds; HPK_UNIT_SECONDS gives it more on a machine that is busy with other things.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+. scripts/progress.sh
+need_packages squashfs-tools zstd python3-venv >&2 || exit # the image tests convert real images
 venv=$(scripts/venv.sh) || exit
 export PYTHONPATH=.
 failed=()

@@ -61,10 +61,6 @@ class Pod:
     def _apps(self) -> list[container.Container]:
         return [one for one in self._containers if one.plan["kind"] == "app"]
 
-    @property
-    def _sidecars(self) -> list[container.Container]:
-        return [one for one in self._containers if one.plan["kind"] == "sidecar"]
-
     async def live(self) -> None:
         """Run the pod to its end, whatever ends it; returns when no process of it is left."""
         timer = self._set_timer()

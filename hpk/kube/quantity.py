@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+import re
+from decimal import ROUND_CEILING, Decimal
 
 _SUFFIXES = {
     "n": Decimal("1e-9"),
@@ -23,6 +24,10 @@ _SUFFIXES = {
     "Ei": Decimal(2**60),
 }
 
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(\d+\.?\d*|\.\d+))((?P<exponent>[eE][+-]?\d+)|(?P<suffix>[numkMGTPE]|[KMGTPE]i))?", re.ASCII
+)
+
 
 def parse(quantity: str | float) -> Decimal:
     """The number that a quantity means.
@@ -30,15 +35,10 @@ def parse(quantity: str | float) -> Decimal:
     Raises:
         ValueError: It is no quantity.
     """
-    text = str(quantity).strip()
-    number = text.rstrip("numkKMGTPEi")
-    suffix = text[len(number) :]
-    if suffix == "E" and not number:
+    found = _QUANTITY.fullmatch(str(quantity))
+    if found is None:
         raise ValueError(f"'{quantity}' is not a quantity")
-    try:
-        return Decimal(number) * _SUFFIXES[suffix]
-    except (InvalidOperation, KeyError) as error:
-        raise ValueError(f"'{quantity}' is not a quantity") from error
+    return Decimal(found["number"] + (found["exponent"] or "")) * _SUFFIXES[found["suffix"] or ""]
 
 
 def ceiling(value: Decimal) -> int:

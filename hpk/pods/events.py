@@ -95,12 +95,15 @@ class Recorder:
             event = await self._queue.get()
             try:
                 await self._write(event)
-            except errors.HpkError as error:
-                LOG.warning("Cannot post an event", pod=f"{event.namespace}/{event.name}", error=str(error))
+            except Exception as error:  # noqa: BLE001 - no event is worth the kubelet's life
+                LOG.warning("Cannot post an event", pod=f"{event.namespace}/{event.name}", error=repr(error))
 
     async def _write(self, event: Event) -> None:
         identity = hashlib.sha256(
-            "\0".join([event.uid, event.key or f"{event.reason}\0{event.message}", event.container]).encode()
+            # What was not UTF-8 in a container's or Slurm's words comes as surrogates.
+            "\0".join([event.uid, event.key or f"{event.reason}\0{event.message}", event.container]).encode(
+                "utf-8", "surrogateescape"
+            )
         ).hexdigest()[:16]
         count = self._counts.get(identity, 0) + 1
         self._remember(identity, count)
@@ -114,7 +117,10 @@ class Recorder:
                 return  # an earlier kubelet told it
         else:
             change = {"count": count, "lastTimestamp": _time(event.at)}
-            await self._kube.patch(f"{path}/{name}", change, kind="merge")
+            try:
+                await self._kube.patch(f"{path}/{name}", change, kind="merge")
+            except errors.NotFound:  # the API server keeps events for an hour
+                await self._kube.create(path, self._body(event, name, count=count))
 
     def _remember(self, identity: str, count: int) -> None:
         self._counts[identity] = count
@@ -122,7 +128,7 @@ class Recorder:
         while len(self._counts) > REMEMBERED:
             self._counts.popitem(last=False)
 
-    def _body(self, event: Event, name: str) -> dict[str, Any]:
+    def _body(self, event: Event, name: str, *, count: int = 1) -> dict[str, Any]:
         about = {"apiVersion": "v1", "kind": "Pod", "namespace": event.namespace, "name": event.name, "uid": event.uid}
         if event.container:
             about["fieldPath"] = f"spec.containers{{{event.container}}}"
@@ -134,7 +140,7 @@ class Recorder:
             "reason": event.reason,
             "message": event.message,
             "type": event.kind,
-            "count": 1,
+            "count": count,
             "firstTimestamp": _time(event.at),
             "lastTimestamp": _time(event.at),
             "source": {"component": self._component, "host": self._host},

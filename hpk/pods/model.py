@@ -7,7 +7,7 @@ An allocation is not a pod.  Today each pod has one Slurm job of its own; a pool
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -102,13 +102,6 @@ class Work:
 
     plan: records.PodPlan
     job: JobPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """Why containers do not run yet: by container name the waiting reason and message of v1.ContainerStatus."""
-
-    reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 class Allocator(Protocol):

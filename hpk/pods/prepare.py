@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpk import errors, jobdir
+from hpk.images import reference
 from hpk.pods import admit, model, script, translate
 from hpk.slurm import parse
 from hpk.volumes import plan as volume_plan
@@ -106,7 +107,7 @@ class Preparer:
             errors.PodRefused: The pod cannot be honoured at all.
             errors.ApiUnavailable: The API server is away.
         """
-        fetching = asyncio.ensure_future(sources.gather(self._kube, pod, shared=self._shared))
+        fetching = asyncio.ensure_future(self._fetch(pod))
         try:
             # Pull secrets must be there before the images are; otherwise the two need not wait for each other.
             credentials = _credentials(pod, await fetching) if pod.spec.image_pull_secrets else None
@@ -114,6 +115,7 @@ class Preparer:
             found = await fetching
         finally:
             fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
         ingredients = translate.Ingredients(
             images=pulled,
             sources=found,
@@ -125,6 +127,13 @@ class Preparer:
         job = self._job(pod, plan)
         names = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
         return Ready(work=model.Work(plan=plan, job=job), script=script.render(job), images=names)
+
+    async def _fetch(self, pod: v1.Pod) -> sources.Sources:
+        try:
+            return await sources.gather(self._kube, pod, shared=self._shared)
+        except (errors.Rejected, errors.NotFound) as error:  # such as a token for a service account that is gone
+            self._recorder.tell(pod, "Warning", "FailedMount", str(error))
+            raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
 
     def _plan(self, pod: v1.Pod, cluster: admit.Cluster, found: translate.Ingredients) -> records.PodPlan:
         try:
@@ -166,8 +175,8 @@ class Preparer:
         name = container.image
         if attempts.due.get(name, 0.0) > time.monotonic():
             return self._backing_off(pod, container, attempts)
-        policy = container.image_pull_policy or ("Always" if _is_latest(name) else "IfNotPresent")
         try:
+            policy = container.image_pull_policy or reference.default_policy(name)
             image: images.Image = await self._store.ensure(
                 name, policy=policy, credentials=credentials, on_pull=lambda: self._pulling(pod, container)
             )
@@ -215,22 +224,18 @@ class Preparer:
         shortest = min(dues, default=FIRST_PULL_PAUSE_SECONDS)
         return min(shortest, SHOW_ERROR_SECONDS) if attempts.fresh & names else shortest
 
-    def forget(self, namespace: str) -> None:
-        """Drop what is remembered of a namespace that is gone."""
-        self._shared.forget(namespace)
-
 
 def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:
     """The registries' credentials of the pod's pull secrets, as one docker config; a missing secret gives none."""
     auths: dict[str, Any] = {}
-    for reference in pod.spec.image_pull_secrets:
-        data = (found.secrets.get(reference.name) or {}).get("data") or {}
+    for secret in pod.spec.image_pull_secrets:
+        data = (found.secrets.get(secret.name) or {}).get("data") or {}
         try:
             config = json.loads(base64.b64decode(data.get(".dockerconfigjson", "")) or b"{}")
             auths = {**config.get("auths", {}), **auths}
         except (ValueError, AttributeError) as error:
             raise errors.PodRefused(
-                f"imagePullSecret {reference.name} holds no docker config: {error}", reason="InvalidPullSecret"
+                f"imagePullSecret {secret.name} holds no docker config: {error}", reason="InvalidPullSecret"
             ) from error
     return {"auths": auths}
 
@@ -240,9 +245,3 @@ def _pulled(image: images.Image) -> str:
         return f'Container image "{image.reference}" already present on machine'
     size = image.size_bytes
     return f'Successfully pulled image "{image.reference}" in {image.seconds:.3f}s. Image size: {size} bytes.'
-
-
-def _is_latest(name: str) -> bool:
-    """Whether the name has no tag, or the tag ``latest``, and no digest."""
-    last = name.rpartition("/")[2]
-    return "@" not in name and (":" not in last or last.endswith(":latest"))

@@ -48,7 +48,6 @@ class Facts:
         allocation: What Slurm says of the pod's job; None before there is one.
         job_id: Of that allocation.
         failure: (reason, message) of a pod that the kubelet itself has failed, such as a refused one.
-        is_deleted: Whether its deletion was asked for.
         is_over: Whether nothing of the pod runs or will run any more.
         images: By container name (image, image id), where resolved.
     """
@@ -59,7 +58,6 @@ class Facts:
     allocation: model.AllocationState | None = None
     job_id: str = ""
     failure: tuple[str, str] | None = None
-    is_deleted: bool = False
     is_over: bool = False
     images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -366,6 +364,8 @@ def _normal(value: Any) -> Any:
 
 
 def may_follow(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a status may replace another: a terminal phase is final."""
+    """Whether a status may replace another: a terminal phase is final, and what has run is not Pending again."""
     phase = current.get("phase")
+    if phase == "Running" and wanted["phase"] == "Pending":
+        return False  # nothing un-starts: the report that said so cannot be read just now
     return phase not in TERMINAL or wanted["phase"] == phase

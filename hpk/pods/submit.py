@@ -1,8 +1,9 @@
 """One Slurm job for each pod: the allocator of today (see `model.Allocator`).
 
 Adopt before submitting.  A pod's directory is made once; when it is there already, from before a restart or
-from an sbatch whose answer never came, Slurm is asked for a job with the pod's UID (in its comment or name, or,
-whatever the user's flags made of those, in its working directory) before another is submitted.
+from an sbatch whose answer never came, the agent's report tells its job; without one, Slurm is asked for a job
+with the pod's UID (in its comment or name, or, whatever the user's flags made of those, in its working
+directory) before another is submitted.
 """
 
 from __future__ import annotations
@@ -59,14 +60,30 @@ class JobPerPod:
         submission: records.Submission | None = await asyncio.to_thread(jobdir.read_json, directory.submission)
         if submission is not None:
             return model.Allocation(job_id=submission["job_id"])
+        if (job_id := await self._reported_job(uid)) is not None:
+            return await self._adopted(uid, job_id)
         snapshot = await self._jobs.fresh()
         found = [job for job in snapshot.jobs.values() if _carries(job, uid)]
         if not found:
             return None
-        newest = max(found, key=lambda job: int(job.id))
-        LOG.info("Adopted a job", uid=uid, job=newest.id)
-        await self._record(uid, newest.id)
-        return model.Allocation(job_id=newest.id)
+        return await self._adopted(uid, max(found, key=lambda job: int(job.id)).id)
+
+    async def _reported_job(self, uid: str) -> str | None:
+        """The job that the pod's agent reported from: slurmctld forgets jobs (MinJobAge), the report stays."""
+        path = self._state.pod(uid).report
+        try:
+            report: records.Report | None = await asyncio.to_thread(jobdir.read_json, path)
+        except ValueError as error:
+            LOG.warning("Cannot read a report", uid=uid, path=path, error=str(error))
+            return None
+        except OSError as error:
+            raise errors.Retryable(f"Cannot tell whether the pod has run: {error}") from error
+        return (report.get("job_id") or None) if report and report.get("uid") == uid else None
+
+    async def _adopted(self, uid: str, job_id: str) -> model.Allocation:
+        LOG.info("Adopted a job", uid=uid, job=job_id)
+        await self._record(uid, job_id)
+        return model.Allocation(job_id=job_id)
 
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
         """Submit the pod's job; at most once: see `find` for what a lost answer leads to."""
@@ -127,22 +144,15 @@ def _carries(job: slurm_model.Job, uid: str) -> bool:
     return uid in (job.comment, job.name) or f"/pods/{uid}" in job.work_directory
 
 
-def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) -> bool:
-    """Write what the job needs; False if the directory was there before, so a job may be too.
+def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) -> None:
+    """Write what the job needs.  From then on the directory says that a job may exist.
 
     Raises:
         errors.Retryable: The file system refused.
     """
     try:
-        jobdir.make_directory(str(Path(directory.root).parent))
-        is_new = True
-        try:
-            Path(directory.root).mkdir(0o700)
-        except FileExistsError:
-            is_new = False
         jobdir.make_directory(directory.logs)
         jobdir.write_json(directory.plan, work.plan)
         jobdir.write_bytes(directory.script, script.encode())
     except OSError as error:
         raise errors.Retryable(f"Cannot write the pod's directory {directory.root}: {error}") from error
-    return is_new

@@ -79,7 +79,9 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
     Raises:
         volume_plan.SourceMissing: A volume lacks its ConfigMap or Secret.
         ContainerConfigError: A container lacks one, or would run as root against its will.
+        errors.PodRefused: It asks for a port of the compute node, which a network of its own does not give.
     """
+    _check_host_ports(pod, site)
     deadline = pod.spec.active_deadline_seconds
     containers = [_container(pod, c, site=site, cluster=cluster, found=found) for c in pod.all_containers]
     return {
@@ -104,6 +106,13 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
 def network(pod: v1.Pod, site: Site) -> str:
     """The pod's network mode."""
     return "host" if pod.spec.host_network else site.network
+
+
+def _check_host_ports(pod: v1.Pod, site: Site) -> None:
+    """On the host's network a port is the host's already; nothing forwards one into a pod's own network."""
+    named = [f"{c.name}: hostPort {port.host_port}" for c in pod.all_containers for port in c.ports if port.host_port]
+    if named and network(pod, site) != "host":
+        raise errors.PodRefused(f"container {', '.join(named)} is not supported (hostNetwork: true is)")
 
 
 def _container(

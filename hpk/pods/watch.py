@@ -78,6 +78,9 @@ class Pods:
             uids = await asyncio.to_thread(os.listdir, self._services.state.pods)
         except FileNotFoundError:
             return
+        except OSError as error:  # the next start looks again; the pods that are there must not wait for it
+            LOG.warning("Cannot look for what deleted pods have left", error=str(error))
+            return
         for uid in uids:
             self.queue.mark(uid)
 
@@ -93,14 +96,6 @@ class Pods:
             self.queue.forget(uid)
             return None
         return seconds
-
-    def counts(self) -> dict[str, int]:
-        """How many pods there are of each phase."""
-        counted: dict[str, int] = {}
-        for raw in self.informer.objects.values():
-            phase = str(raw.get("status", {}).get("phase", "Pending"))
-            counted[phase] = counted.get(phase, 0) + 1
-        return counted
 
 
 def trimmed(raw: dict[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ DIAL_SECONDS = 10.0
 """How long the agent of a job that has just started may take to dial, before its deleted pod's job is cancelled."""
 FORCED_GRACE_SECONDS = 1.0
 SUBMIT_PAUSE_SECONDS = 5.0
+LOST_ANSWER_PAUSE_SECONDS = 15.0
+"""How long slurmctld may still take up a submission whose sbatch has given up (its MessageTimeout is 10 s)."""
 LOOK_AGAIN_SECONDS = 15.0
 SOON_SECONDS = 1.0
 DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadline"
@@ -80,6 +82,7 @@ class Worker:
         self._started_at: datetime | None = None
         self._allocation: model.Allocation | None = None
         self._has_looked = False
+        self._is_answer_lost = False
         self._launch_at = 0.0
         self._images: dict[str, tuple[str, str]] = {}
         self._waiting: dict[str, tuple[str, str]] = {}
@@ -107,7 +110,7 @@ class Worker:
             return await self._settle(raw, pod)
         self._started_at = self._started_at or pod.status.start_time or datetime.now(UTC)
         again = await self._advance(pod)
-        facts = await self._observe(pod)
+        facts = await self._observe()
         self._tell(pod, facts)
         phase = await self._s.reporter.report(raw, pod, facts, now=datetime.now(UTC))
         if phase in status.TERMINAL:
@@ -127,6 +130,11 @@ class Worker:
             return None
         if (pause := self._launch_at - time.monotonic()) > 0:
             return pause  # our own status write woke us: no reason to try again before it is time
+        if self._is_answer_lost:
+            await self._adopt()  # it was not there at once, and may have come since
+            self._is_answer_lost = False
+            if self._allocation is not None:
+                return None
         return await self._try_to_launch(pod)
 
     async def _try_to_launch(self, pod: v1.Pod) -> float | None:
@@ -148,7 +156,11 @@ class Worker:
         except errors.Retryable as error:
             self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Cannot submit yet, will try again: {error}")
             self._log.warning("Cannot submit yet", error=str(error))
+            self._is_answer_lost = isinstance(error, errors.SlurmUnavailable) and error.may_have_succeeded
+            if self._is_answer_lost:
+                return self._try_again_in(LOST_ANSWER_PAUSE_SECONDS)
             is_paced = isinstance(error, errors.SlurmUnavailable)  # by the gate, for all pods together
+            self._has_looked = True  # there is no job, for sure
             return SOON_SECONDS if is_paced else self._try_again_in(SUBMIT_PAUSE_SECONDS)
         return None
 
@@ -187,9 +199,12 @@ class Worker:
         return None
 
     async def _submit(self, pod: v1.Pod, cluster: admit.Cluster, started_at: datetime) -> None:
+        # Not among the few that submit at once: a large image takes minutes, and other pods do not wait for it.
+        ready = await self._s.preparer.prepare(pod, cluster=cluster, started_at=started_at, attempts=self._attempts)
+        self._images, self._waiting = ready.images, {}
         async with self._s.submissions:
-            ready = await self._s.preparer.prepare(pod, cluster=cluster, started_at=started_at, attempts=self._attempts)
-            self._images, self._waiting = ready.images, {}
+            if not self._is_wanted():
+                return  # it was deleted meanwhile; the round that this causes does the rest
             await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
             async with self._s.gate.turn(self.uid, self._lanes):
                 self._has_looked = False  # from here on a job may exist: whatever happens, look before submitting
@@ -199,6 +214,10 @@ class Worker:
         self._log.info("Submitted", job=allocation.job_id)
         message = f"Submitted Slurm job {allocation.job_id}"
         self._s.recorder.tell(pod, "Normal", "Submitted", message)
+
+    def _is_wanted(self) -> bool:
+        raw = self._s.find(self.uid)
+        return raw is not None and not raw["metadata"].get("deletionTimestamp")
 
     def _follow(self, allocation: model.Allocation) -> None:
         self._allocation = allocation
@@ -313,7 +332,7 @@ class Worker:
 
     # Observation
 
-    async def _observe(self, pod: v1.Pod) -> status.Facts:
+    async def _observe(self) -> status.Facts:
         state = self._s.allocator.observe(self._allocation) if self._allocation else None
         newest = self._s.agents.newest(self.uid)
         is_connected = self._s.agents.is_connected(self.uid)
@@ -338,7 +357,6 @@ class Worker:
             allocation=state,
             job_id=self._allocation.job_id if self._allocation else "",
             failure=self._failure,
-            is_deleted=pod.metadata.deletion_timestamp is not None,
             is_over=self._is_over(),
             images=self._images,
         )

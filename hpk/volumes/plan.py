@@ -14,7 +14,7 @@ from hpk.kube import quantity
 from hpk.volumes import downward, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from decimal import Decimal
 
     from hpk import records
@@ -136,8 +136,3 @@ class _Files:
         if item.resource_field_ref:
             return downward.resource(self._pod, "", item.resource_field_ref, allocatable=self._allocatable)
         return ""
-
-
-def all_projections(pod: v1.Pod) -> Iterable[v1.Volume]:
-    """The volumes whose content comes from the API server."""
-    return (v for v in pod.spec.volumes if v.projected or v.config_map or v.secret or v.downward_api)

@@ -116,10 +116,6 @@ class SharedConfigMaps:
             self._root_ca[namespace] = found
         return found
 
-    def forget(self, namespace: str) -> None:
-        """Drop what is remembered of a namespace."""
-        self._root_ca.pop(namespace, None)
-
 
 async def _read(kube: client.Kube, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
     path = client.core_path(kind, namespace, name)

@@ -29,7 +29,7 @@ def verdicts(hpk: None) -> dict[str, str]:
     files = [str(CASES / f"{name}.yaml") for name in expected()]
     done = subprocess.run([str(cluster.ROOT / "scripts/cases.sh"), *files], capture_output=True, text=True, check=False)
     blocks = re.split(r"^(?=(?:ok|FAIL|skip) )", done.stdout, flags=re.MULTILINE)
-    found = {block.split()[1]: block for block in blocks if block[:4].strip() in {"ok", "FAIL", "skip"}}
+    found = {block.split()[1]: block for block in blocks if block.startswith(("ok ", "FAIL ", "skip "))}
     assert found, done.stdout + done.stderr
     return found
 

@@ -30,11 +30,13 @@ class FakeAllocator:
         self.submitted: list[str] = []
         self.released: list[str] = []
         self.found: dict[str, str] = {}
+        self.looked: list[str] = []
         self.refusals: list[errors.HpkError] = []
         self._watches: dict[str, Callable[[], None]] = {}
         self.on_change: Callable[[str], None] = lambda _uid: None
 
     async def find(self, uid: str) -> model.Allocation | None:
+        self.looked.append(uid)
         return model.Allocation(job_id=self.found[uid]) if uid in self.found else None
 
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
@@ -71,14 +73,17 @@ class FakeAllocator:
 
 
 class FakePreparer:
-    """Makes every pod ready, unless the test has an error for it."""
+    """Makes every pod ready, unless the test has an error for it; those in `held`, by name, when it says so."""
 
     def __init__(self) -> None:
         self.errors: list[errors.HpkError] = []
         self.asked = 0
+        self.held: dict[str, asyncio.Event] = {}
 
     async def prepare(self, pod: Any, **_: Any) -> prepare.Ready:
         self.asked += 1
+        if held := self.held.get(pod.metadata.name):
+            await held.wait()
         if self.errors:
             raise self.errors.pop(0)
         plan: Any = {"containers": [], "uid": pod.metadata.uid}
@@ -127,7 +132,7 @@ class World:
                 reporter=report.Reporter(api),
                 recorder=events.Recorder(api, component="kubelet", host="hpk"),
                 state=self.state,
-                submissions=asyncio.Semaphore(4),
+                submissions=asyncio.Semaphore(1),
                 gate=self.gate,
             )
         )

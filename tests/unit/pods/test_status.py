@@ -139,7 +139,7 @@ def test_a_program_that_exits_0_on_a_time_limit_still_fails_the_pod() -> None:
 def test_a_deleted_pod_ends_by_its_own_exit_codes() -> None:
     """A deletion that the program answered with 0 is a success, as with the kubelet."""
     told = report({"c": record("terminated")}, finished_at=T0, ended={"reason": "Deleted", "message": ""})
-    assert made(pod(), report=told, is_over=True, is_deleted=True)["phase"] == "Succeeded"
+    assert made(pod(), report=told, is_over=True)["phase"] == "Succeeded"
 
 
 @pytest.mark.parametrize(
@@ -218,3 +218,11 @@ def test_a_terminal_phase_is_final() -> None:
     assert not status.may_follow({"phase": "Failed"}, {"phase": "Running"})
     assert status.may_follow({"phase": "Failed"}, {"phase": "Failed"})
     assert status.may_follow({"phase": "Running"}, {"phase": "Succeeded"})
+
+
+def test_what_has_run_is_not_pending_again() -> None:
+    """A kubelet that restarts while the report cannot be read does not take Running back."""
+    unread = made(pod(), allocation=allocation(model.Phase.STARTED, state="RUNNING"))
+    assert unread["phase"] == "Pending"
+    assert not status.may_follow({"phase": "Running"}, unread)
+    assert status.may_follow({"phase": "Pending"}, unread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,12 +150,47 @@ async def test_a_submission_whose_answer_was_lost_is_not_repeated(
     world: path.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm is asked for the job before another is submitted."""
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "LOST_ANSWER_PAUSE_SECONDS", 0.01)
     world.allocator.refusals = [errors.SlurmUnavailable("timed out", may_have_succeeded=True)]
     uid = world.create()
     world.allocator.found[uid] = "101"
     world.allocator.jobs["101"] = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING", reason="Resources")
     await world.until(lambda: "Slurm job 101" in str(world.status().get("message")))
+    assert world.allocator.submitted == []
+
+
+async def test_a_lost_submission_that_slurm_takes_up_late_is_not_repeated(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm is asked once more right before the next try: a busy slurmctld does what sbatch gave up."""
+    monkeypatch.setattr(worker, "LOST_ANSWER_PAUSE_SECONDS", 0.1)
+    world.allocator.refusals = [errors.SlurmUnavailable("timed out", may_have_succeeded=True)]
+    uid = world.create()
+    await world.until(lambda: world.allocator.looked == [uid])
+    world.allocator.found[uid] = "101"
+    world.allocator.jobs["101"] = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING", reason="Resources")
+    await world.until(lambda: "Slurm job 101" in str(world.status().get("message")))
+    assert world.allocator.submitted == []
+
+
+async def test_a_pod_that_waits_for_its_image_holds_no_other_up(world: path.World) -> None:
+    """Few submit at once, but any number prepare."""
+    world.preparer.held["slow"] = asyncio.Event()
+    world.create("slow")
+    await world.until(lambda: world.preparer.asked == 1)
+    quick = world.create("quick")
+    await world.until(lambda: world.allocator.submitted == [quick])
+
+
+async def test_a_pod_deleted_while_it_is_prepared_is_not_submitted(world: path.World) -> None:
+    """No job is made for a pod that nobody wants any more, and the object goes."""
+    world.preparer.held["p"] = asyncio.Event()
+    world.create()
+    await world.until(lambda: world.preparer.asked == 1)
+    await world.delete()
+    await world.until(lambda: bool(world.pods.informer.named("ns", "p")["metadata"].get("deletionTimestamp")))  # type: ignore[index]
+    world.preparer.held["p"].set()
+    await world.until(lambda: not world.exists())
     assert world.allocator.submitted == []
 
 

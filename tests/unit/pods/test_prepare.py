@@ -1,0 +1,214 @@
+"""What a pod needs before its job is fetched once, and what is missing is said in the kubelet's words."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpk import config, errors
+from hpk.images import image as images
+from hpk.kube import v1
+from hpk.network import sandbox
+from hpk.pods import admit, prepare, translate
+from hpk.volumes import sources
+from tests.fakes import kube
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+CLUSTER = admit.Cluster(name="hpk", allocatable={"cpu": Decimal(8)})
+NAMESPACE = "/api/v1/namespaces/ns"
+
+
+class FakeStore:
+    """Images by reference; `errors` are raised once each."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, list[errors.HpkError]] = {}
+        self.asked: list[tuple[str, str, Any]] = []
+
+    async def ensure(self, name: str, *, policy: str, credentials: Any, on_pull: Any) -> images.Image:
+        self.asked.append((name, policy, credentials))
+        if waiting := self.errors.get(name):
+            on_pull()
+            raise waiting.pop(0)
+        return images.Image(
+            reference=name,
+            image_id=f"id of {name}",
+            file=Path("/images/a.sqfs"),
+            offset=0,
+            size_bytes=1,
+            config=images.ImageConfig(command=("run",)),
+            was_pulled=False,
+            seconds=0.0,
+        )
+
+
+class FakeRecorder:
+    """What was told: (reason, message)."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def tell(self, _pod: v1.Pod, _kind: str, reason: str, message: str, **_: Any) -> None:
+        self.told.append((reason, message))
+
+
+class FakeCertificates:
+    """Issues nothing of value."""
+
+    def for_agent(self, uid: str) -> Any:
+        return {"ca": "", "certificate": uid, "key": ""}
+
+
+class World:
+    """A preparer with everything around it in memory."""
+
+    def __init__(self, home: Path) -> None:
+        settings = config.load(environment={"HPK_STATE": str(home)})
+        self.api, self.store, self.recorder = kube.FakeKube(), FakeStore(), FakeRecorder()
+        site = translate.Site(
+            cluster_domain="cluster.local",
+            api_host="192.0.2.1",
+            api_port=6443,
+            images=Path("/images"),
+            prelude="",
+            settings_flags={},
+            network="host",
+        )
+        fakes: dict[str, Any] = {"kube": self.api, "store": self.store, "recorder": self.recorder}
+        self.preparer = prepare.Preparer(
+            **fakes,
+            certificates=FakeCertificates(),
+            services=list,
+            site=site,
+            launcher=sandbox.Launcher(settings),
+            state=settings.directory,
+        )
+        self.attempts = prepare.Attempts()
+
+    async def once(self, container: dict[str, Any] | None = None, **spec: Any) -> prepare.Ready:
+        """Try once."""
+        raw = {"name": "c", "image": "reg/a:1", **(container or {})}
+        meta = {"name": "p", "namespace": "ns", "uid": "u"}
+        pod = v1.pod({"metadata": meta, "spec": {"containers": [raw], **spec}})
+        return await self.preparer.prepare(pod, cluster=CLUSTER, started_at=NOW, attempts=self.attempts)
+
+    async def waiting(self, container: dict[str, Any] | None = None, **spec: Any) -> prepare.NotReady:
+        """Try once, in vain."""
+        with pytest.raises(prepare.NotReady) as caught:
+            await self.once(container, **spec)
+        return caught.value
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A fresh one, that does not pause between tries of a read."""
+    monkeypatch.setattr(sources, "SECONDS_TRIES", (0.0,))
+    return World(tmp_path)
+
+
+async def test_a_pod_with_all_that_it_needs_is_ready(world: World) -> None:
+    """Plan, script and the images' names; the certificate is the pod's own."""
+    ready = await world.once()
+    assert ready.images == {"c": ("reg/a:1", "id of reg/a:1")}
+    assert ready.work.plan["containers"][0]["argv"] == ["run"]
+    assert ready.work.plan["link"]["certificate"] == "u"
+    assert ready.script.startswith("#!/bin/bash\n#SBATCH ")
+    assert [reason for reason, _ in world.recorder.told] == ["Pulled"]
+
+
+async def test_what_was_told_of_an_image_is_told_once(world: World) -> None:
+    """However often the pod is prepared, for another reason."""
+    await world.once()
+    await world.once()
+    assert [reason for reason, _ in world.recorder.told] == ["Pulled"]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "policy"),
+    [
+        ("reg/a", "", "Always"),
+        ("reg/a:latest", "", "Always"),
+        ("reg:5000/a", "", "Always"),
+        ("reg/a:1", "", "IfNotPresent"),
+        (f"reg/a@sha256:{64 * '0'}", "", "IfNotPresent"),
+        ("reg/a", "Never", "Never"),
+    ],
+)
+async def test_the_pull_policy_is_kubernetes_own(world: World, name: str, given: str, policy: str) -> None:
+    """Always where the tag is latest or missing, unless the pod says."""
+    await world.once({"image": name, "imagePullPolicy": given})
+    assert world.store.asked[0][:2] == (name, policy)
+
+
+async def test_a_pull_that_fails_shows_itself_and_then_backs_off(world: World) -> None:
+    """ErrImagePull with the registry's answer, then ImagePullBackOff, and no pull before it is due."""
+    world.store.errors["reg/a:1"] = [errors.ImageRefused("manifest unknown")]
+    first = await world.waiting()
+    assert first.waiting == {"c": ("ErrImagePull", "manifest unknown")}
+    assert first.seconds <= prepare.SHOW_ERROR_SECONDS
+    second = await world.waiting()
+    assert second.waiting == {"c": ("ImagePullBackOff", 'Back-off pulling image "reg/a:1"')}
+    assert prepare.SHOW_ERROR_SECONDS < second.seconds <= prepare.FIRST_PULL_PAUSE_SECONDS
+    assert len(world.store.asked) == 1
+    assert [reason for reason, _ in world.recorder.told] == ["Pulling", "Failed", "Failed", "BackOff", "Failed"]
+
+
+async def test_pauses_between_pulls_double_and_end_with_success(world: World) -> None:
+    """10 s, 20 s, and from the start again after a pull that worked."""
+    world.store.errors["reg/a:1"] = [errors.RegistryUnavailable("away")] * 2
+    for seconds in (10.0, 20.0):
+        world.attempts.due.clear()
+        await world.waiting()
+        assert seconds - 1 < (await world.waiting()).seconds <= seconds
+    world.attempts.due.clear()
+    await world.once()
+    assert world.attempts.failures == {}
+
+
+async def test_an_image_that_can_never_be_used_keeps_its_reason(world: World) -> None:
+    """InvalidImageName does not turn into a back-off."""
+    world.store.errors["A:"] = [errors.ImageRefused("bad name", reason="InvalidImageName")]
+    await world.waiting({"image": "A:"})
+    assert (await world.waiting({"image": "A:"})).waiting["c"][0] == "InvalidImageName"
+
+
+async def test_a_missing_config_map_is_a_config_error_of_its_container(world: World) -> None:
+    """In the kubelet's words; it is looked for again soon, and found when it is there."""
+    container = {"envFrom": [{"configMapRef": {"name": "settings"}}]}
+    error = await world.waiting(container)
+    assert error.waiting == {"c": ("CreateContainerConfigError", 'configmap "settings" not found')}
+    world.api.put(f"{NAMESPACE}/configmaps/settings", {"metadata": {"name": "settings"}, "data": {"A": "1"}})
+    ready = await world.once(container)
+    assert ["A", "1"] in ready.work.plan["containers"][0]["env"]
+
+
+async def test_a_missing_volume_source_is_a_failed_mount(world: World) -> None:
+    """The container stays ContainerCreating; the event names the volume."""
+    error = await world.waiting(volumes=[{"name": "v", "secret": {"secretName": "s"}}])
+    assert error.waiting == {}
+    assert world.recorder.told[-1] == ("FailedMount", 'MountVolume.SetUp failed for volume "v" : secret "s" not found')
+
+
+@pytest.mark.parametrize("error", [errors.NotFound('serviceaccounts "gone" not found'), errors.Rejected("forbidden")])
+async def test_a_read_that_is_refused_is_told_and_tried_again(world: World, error: errors.HpkError) -> None:
+    """A token for a service account that is gone leaves no silent pod."""
+    world.api.fail(error)
+    world.api.fail(error)
+    token = {"serviceAccountToken": {"path": "token"}}
+    await world.waiting(serviceAccountName="gone", volumes=[{"name": "t", "projected": {"sources": [token]}}])
+    assert ("FailedMount", str(error)) in world.recorder.told
+
+
+async def test_pull_secrets_reach_the_registry_client(world: World) -> None:
+    """All of them together, the first one winning."""
+    for name, word in (("one", "Zmlyc3Q="), ("two", "c2Vjb25k")):
+        text = f'{{"auths": {{"reg": {{"auth": "{word}"}}, "{name}": {{}}}}}}'
+        data = {".dockerconfigjson": base64.b64encode(text.encode()).decode()}
+        world.api.put(f"{NAMESPACE}/secrets/{name}", {"metadata": {"name": name}, "data": data})
+    await world.once(imagePullSecrets=[{"name": "one"}, {"name": "two"}, {"name": "missing"}])
+    assert world.store.asked[0][2] == {"auths": {"reg": {"auth": "Zmlyc3Q="}, "one": {}, "two": {}}}

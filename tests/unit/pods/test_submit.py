@@ -1,0 +1,83 @@
+"""Exactly one job for each pod, whatever of its traces a kubelet before has left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from hpk import errors, jobdir
+from hpk.pods import model, submit
+from hpk.slurm import model as slurm_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UID = "0b5e1c1e-0000-4000-8000-000000000001"
+
+
+class FakePoller:
+    """squeue's answers."""
+
+    def __init__(self, *jobs: slurm_model.Job) -> None:
+        self.jobs = {job.id: job for job in jobs}
+        self.questions = 0
+
+    async def fresh(self) -> Any:
+        self.questions += 1
+        return self
+
+
+def job(job_id: str, **fields: Any) -> slurm_model.Job:
+    """A job as squeue names it."""
+    return slurm_model.Job(id=job_id, **{"state": slurm_model.JobState.RUNNING, **fields})
+
+
+def allocator(state: jobdir.State, poller: FakePoller) -> submit.JobPerPod:
+    """The allocator over what squeue says; it may not submit."""
+    return submit.JobPerPod(cast("Any", None), cast("Any", poller), state=state, on_change=lambda _uid: None)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> jobdir.State:
+    """A state directory with the pod's own in it."""
+    made = jobdir.State(str(tmp_path))
+    jobdir.make_directory(made.pod(UID).root)
+    return made
+
+
+async def test_a_pod_that_has_reported_is_adopted_after_slurm_forgot_its_job(state: jobdir.State) -> None:
+    """A kubelet killed before it wrote the job down, and away for longer than MinJobAge, runs nothing twice."""
+    jobdir.write_json(state.pod(UID).report, {"uid": UID, "job_id": "17", "sequence": 3})
+    poller = FakePoller()
+    assert await allocator(state, poller).find(UID) == model.Allocation(job_id="17")
+    assert poller.questions == 0
+    assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "17"
+
+
+async def test_without_a_report_slurm_is_asked_and_the_newest_job_counts(state: jobdir.State) -> None:
+    """A job is recognised by its comment, its name or its directory."""
+    poller = FakePoller(job("9", comment=UID), job("10", name=UID), job("11", comment="another"))
+    assert await allocator(state, poller).find(UID) == model.Allocation(job_id="10")
+    assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "10"
+
+
+async def test_a_report_that_cannot_be_read_leaves_the_answer_to_slurm(state: jobdir.State) -> None:
+    """Half a file is not the end of the pod."""
+    jobdir.write_bytes(state.pod(UID).report, b'{"uid": ')
+    assert await allocator(state, FakePoller(job("5", comment=UID))).find(UID) == model.Allocation(job_id="5")
+    jobdir.write_json(state.pod(UID).report, {"uid": "of another pod", "job_id": "17"})
+    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="5")
+
+
+async def test_a_file_system_that_fails_submits_nothing(state: jobdir.State, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not knowing whether the pod has run is a reason to wait."""
+
+    def fail(path: str) -> Any:
+        if path.endswith("report.json"):
+            raise OSError(116, "Stale file handle")
+        return None
+
+    monkeypatch.setattr(jobdir, "read_json", fail)
+    with pytest.raises(errors.Retryable):
+        await allocator(state, FakePoller()).find(UID)
