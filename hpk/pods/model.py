@@ -142,5 +142,5 @@ class Allocator(Protocol):
     def forget(self, allocation: Allocation) -> None:
         """Tell the pod's worker no more."""
 
-    def hurry(self) -> None:
-        """Ask Slurm soon: somebody has a reason to think that something changed."""
+    def hurry(self, *, after_seconds: float = 0.0) -> None:
+        """Ask Slurm soon, or in this time: somebody has a reason to think that something changed."""

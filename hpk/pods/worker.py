@@ -47,6 +47,8 @@ END_MARGIN_SECONDS = 10.0
 DIAL_SECONDS = 10.0
 """How long the agent of a job that has just started may take to dial, before its deleted pod's job is cancelled."""
 FORCED_GRACE_SECONDS = 1.0
+END_LOOK_SECONDS = 5.0
+"""After a pod's end its job should be over, too; jobs that end together are asked for together."""
 SUBMIT_PAUSE_SECONDS = 5.0
 LOST_ANSWER_PAUSE_SECONDS = 15.0
 """How long slurmctld may still take up a submission whose sbatch has given up (its MessageTimeout is 10 s)."""
@@ -292,6 +294,7 @@ class Worker:
         if not self._is_released():
             if self._ended_at is None:
                 self._ended_at = time.monotonic()
+            self._s.allocator.hurry(after_seconds=END_LOOK_SECONDS)
             if time.monotonic() - self._ended_at > END_MARGIN_SECONDS:
                 await self._release()
                 self._ended_at = time.monotonic()

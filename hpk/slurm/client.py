@@ -197,6 +197,7 @@ class Slurm:
         """
         result = await self._query(
             "squeue",
+            "--local",  # does not ask for a federation each time
             "--noheader",
             "--states=all",
             f"--user={self._uid}",
@@ -282,7 +283,7 @@ class Slurm:
         Raises:
             errors.SlurmUnavailable: No answer.
         """
-        result = await self._query("sinfo", "--noheader", "--Node", f"--format={parse.SINFO_FORMAT}")
+        result = await self._query("sinfo", "--local", "--noheader", "--Node", f"--format={parse.SINFO_FORMAT}")
         capacity = parse.capacity(result.text)
         self._partitions = tuple(capacity.partitions)
         return capacity
@@ -293,7 +294,8 @@ class Slurm:
         Raises:
             errors.SlurmUnavailable: No answer.
         """
-        return frozenset((await self._query("sinfo", "--all", "--noheader", "--format=%R")).text.split())
+        shown = await self._query("scontrol", "--all", "--oneliner", "show", "partition")
+        return frozenset(parse.partition_names(shown.text))
 
     async def known_partitions(self) -> tuple[str, ...]:
         """The partitions' names, as last seen by :meth:`capacity`.

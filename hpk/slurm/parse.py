@@ -281,6 +281,11 @@ def field(text: str, *, name: str) -> str | None:
     return found[1] if found else None
 
 
+def partition_names(text: str) -> list[str]:
+    """The partitions that ``scontrol --oneliner show partition`` printed."""
+    return re.findall(r"^PartitionName=(\S+)", text, re.MULTILINE)
+
+
 def _value(text: str) -> str:
     return "" if text in _NO_VALUE else text
 

@@ -63,7 +63,7 @@ class FakeAllocator:
     def forget(self, allocation: model.Allocation) -> None:
         self._watches.pop(allocation.job_id, None)
 
-    def hurry(self) -> None:
+    def hurry(self, *, after_seconds: float = 0.0) -> None:
         pass
 
     def say(self, job_id: str, **state: Any) -> None:
