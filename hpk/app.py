@@ -22,7 +22,21 @@ from hpk.link import server as link_server
 from hpk.network import sandbox
 from hpk.node import auth, host, lease, node
 from hpk.node import server as node_server
-from hpk.pods import admit, agents, bind, events, prepare, report, source, submit, translate, watch, worker
+from hpk.pods import (
+    admit,
+    agents,
+    bind,
+    events,
+    gate,
+    prepare,
+    report,
+    review,
+    source,
+    submit,
+    translate,
+    watch,
+    worker,
+)
 from hpk.slurm import client as slurm_client
 from hpk.slurm import flags, poller
 
@@ -39,6 +53,8 @@ SUBMISSIONS_AT_ONCE = 8
 """Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
 CAPACITY_SECONDS = 300.0
 """Pause between questions for the cluster's nodes; they change seldom."""
+PARTITIONS_SECONDS = 3600.0
+"""The same for the names of hidden partitions, which sinfo does not tell."""
 DEFAULT_KILL_WAIT_SECONDS = 30
 IMAGES_SECONDS = 60.0
 """Pause between looks at the directory of images, for the node's status only."""
@@ -106,7 +122,7 @@ async def _start(
     lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
     binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
     site = await _patiently(lambda: gateway.site(apptainer=settings.apptainer))
-    cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site))
+    cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site), settings_flags(settings))
     await cluster.refresh()
 
     launcher = sandbox.Launcher(settings, kill_wait_seconds=await _kill_wait_seconds(cluster.slurm))
@@ -156,8 +172,12 @@ async def _kill_wait_seconds(slurm: slurm_client.Slurm) -> int:
 class Cluster:
     """What the Slurm cluster has, asked now and then; the newest answer counts."""
 
-    def __init__(self, slurm: slurm_client.Slurm, facts: node.Facts) -> None:
-        self.slurm, self.facts = slurm, facts
+    def __init__(
+        self, slurm: slurm_client.Slurm, facts: node.Facts, flags: Mapping[str, str | None] | None = None
+    ) -> None:
+        self.slurm, self.facts, self.flags = slurm, facts, flags or {}
+        self.partition_names: frozenset[str] = frozenset()
+        self.named_at = 0.0
         self.capacity: slurm_model.Capacity | None = None
         self.answered_at: float | None = None
         self.started_at = time.time()
@@ -172,7 +192,10 @@ class Cluster:
     async def refresh(self) -> None:
         """Ask now; a Slurm that does not answer changes nothing but the error."""
         try:
-            self.capacity = await self.slurm.capacity()
+            before, self.capacity = self.capacity, await self.slurm.capacity()
+            has_changed = before is None or before.partitions.keys() != self.capacity.partitions.keys()
+            if has_changed or time.time() - self.named_at > PARTITIONS_SECONDS:
+                self.partition_names, self.named_at = await self.slurm.partition_names(), time.time()
         except Exception as error:  # noqa: BLE001 - nothing that Slurm prints may end the kubelet
             self.error = str(error)
             LOG.warning("Cannot learn the cluster's capacity", error=self.error)
@@ -186,6 +209,9 @@ class Cluster:
             name=self.facts.name,
             allocatable={name: quantity.parse(value) for name, value in offered.items()},
             labels=node.labels(self.facts),
+            capacity=self.capacity,
+            partition_names=self.partition_names,
+            flags=self.flags,
         )
 
 
@@ -205,6 +231,7 @@ class Kubelet:
         state = settings.directory
         self._cluster = cluster
         self.pods = watch.Pods(kube, node=settings.node_name)
+        self._gate = gate.Gate(on_open=self.pods.mark)
         self.agents = agents.Agents(state, on_change=self.pods.mark)
         certificate = control_plane.link.issue(LINK_SERVER_NAME, dns_names=(LINK_SERVER_NAME,), is_server=True)
         self.link = link_server.LinkServer(
@@ -231,7 +258,7 @@ class Kubelet:
             api_port=control_plane.api_port,
             images=settings.images_directory,
             prelude=settings.prelude,
-            settings_flags=flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {},
+            settings_flags=cluster.flags,
             network=network,
         )
         preparer = prepare.Preparer(
@@ -255,6 +282,7 @@ class Kubelet:
                 recorder=self._recorder,
                 state=state,
                 submissions=asyncio.Semaphore(SUBMISSIONS_AT_ONCE),
+                gate=self._gate,
             )
         )
 
@@ -287,6 +315,7 @@ class Kubelet:
             ),
             host=LISTEN,
             port=control_plane.kubelet_port.port,
+            reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate),
         )
 
     def _observe(self) -> node.Observation:
@@ -311,6 +340,11 @@ class Kubelet:
             else:
                 self._images = tuple(node.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
             await asyncio.sleep(IMAGES_SECONDS)
+
+
+def settings_flags(settings: config.Settings) -> dict[str, str | None]:
+    """The settings' sbatch options for every pod."""
+    return flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {}
 
 
 def _node_facts(settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]) -> node.Facts:

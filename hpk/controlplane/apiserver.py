@@ -75,6 +75,8 @@ def _identities(layout: Layout) -> dict[str, object]:
         "anonymous-auth": "false",
         "authorization-mode": "Node,RBAC",
         "enable-admission-plugins": ",".join(ADMISSION),
+        # The certificate with which webhooks are asked.
+        "admission-control-config-file": layout.admission,
         "client-ca-file": layout.authority_certificate("kubernetes"),
         "service-account-issuer": layout.service_account_issuer,
         "service-account-signing-key-file": layout.service_account / "key",

@@ -36,6 +36,7 @@ class Layout:
         pki/service-account/  key, pub: persistent
         issued/               certificates and keys, made anew at each start
         kubeconfigs/          one for each identity, made anew at each start
+        admission.yaml        what the API server is told about webhooks
         logs/                 one for each component
     """
 
@@ -53,6 +54,7 @@ class Layout:
     """How many processors the API server may use at once."""
     etcd_port: int
     api_port: int
+    kubelet_port: int
     binaries: Mapping[str, str] = field(default_factory=dict)
     """Paths by name; a name that is missing stands for itself."""
 
@@ -65,6 +67,7 @@ class Layout:
         host_names: Iterable[str],
         etcd_port: int,
         api_port: int,
+        kubelet_port: int,
         binaries: Mapping[str, str] | None = None,
     ) -> Layout:
         """The layout that these settings mean on this host."""
@@ -79,6 +82,7 @@ class Layout:
             processors=min(4, len(os.sched_getaffinity(0))),
             etcd_port=etcd_port,
             api_port=api_port,
+            kubelet_port=kubelet_port,
             binaries=binaries or {},
         )
 
@@ -121,6 +125,11 @@ class Layout:
     def issued(self) -> Path:
         """The directory of what is made anew at each start."""
         return self.root / "issued"
+
+    @property
+    def admission(self) -> Path:
+        """What the API server is told about webhooks."""
+        return self.root / "admission.yaml"
 
     def authority(self, name: str) -> Path:
         """The directory of an authority."""

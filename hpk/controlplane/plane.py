@@ -14,7 +14,17 @@ import structlog
 
 from hpk import errors, jobdir
 from hpk.aio import ports
-from hpk.controlplane import address, apiserver, bootstrap, controller_manager, etcd, identities, lock, supervisor
+from hpk.controlplane import (
+    address,
+    admission,
+    apiserver,
+    bootstrap,
+    controller_manager,
+    etcd,
+    identities,
+    lock,
+    supervisor,
+)
 from hpk.controlplane import layout as layouts
 
 if TYPE_CHECKING:
@@ -109,6 +119,8 @@ class ControlPlane:
         try:
             async with await client.Kube.from_kubeconfig(path) as kube, asyncio.timeout(BOOTSTRAP_SECONDS):
                 await bootstrap.apply(kube)
+                webhook = admission.webhook(self.layout, ca_pem=self.ca_pem)
+                await kube.apply(admission.OBJECT, webhook, manager=bootstrap.MANAGER)
                 self.serving.set()
                 logger.info("The API server serves", url=self.url, seconds=round(time.monotonic() - started_at, 2))
                 await bootstrap.wait_for_service_account(kube)
@@ -151,22 +163,25 @@ def _prepare(
     settings: config.Settings, ours: str, *, book: ports.Book, held: lock.Lock, binaries: Mapping[str, str]
 ) -> ControlPlane:
     everywhere = layouts.LOOPBACK if ours == layouts.LOOPBACK else "0.0.0.0"  # noqa: S104 - the cluster's doors
+    kubelet_port = book.hold("kubelet", host=everywhere, preferred=[KUBELET_PORT])
     where = layouts.Layout.of(
         settings,
         address=ours,
         host_names=address.host_names(),
         etcd_port=book.hold("etcd", host=layouts.LOOPBACK).port,
         api_port=book.hold(apiserver.NAME, host=everywhere, preferred=[API_PORT]).port,
+        kubelet_port=kubelet_port.port,
         binaries=binaries,
     )
     where.make_directories()
     authorities = identities.open_authorities(where)
     identities.issue(where, authorities)
+    admission.write(where)
     components = [module.component_of(where) for module in (etcd, apiserver, controller_manager)]
     return ControlPlane(
         layout=where,
         book=book,
-        kubelet_port=book.hold("kubelet", host=everywhere, preferred=[KUBELET_PORT]),
+        kubelet_port=kubelet_port,
         link=authorities["link"],
         kubelet_certificate=identities.kubelet_server(where, authorities["kubernetes"]),
         ca_pem=authorities["kubernetes"].certificate_pem,

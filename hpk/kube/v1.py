@@ -17,12 +17,20 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An API object or a part of one."""
 
 
+class OwnerReference(Model, frozen=True, kw_only=True):
+    kind: str = ""
+    name: str = ""
+    uid: str
+    controller: bool = False
+
+
 class Metadata(Model, frozen=True, kw_only=True):
     name: str
     namespace: str = ""
     uid: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
     generation: int = 0
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None

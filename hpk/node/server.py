@@ -1,4 +1,4 @@
-"""The kubelet's HTTPS API: logs, pods, health; authenticated and authorized on every path.
+"""The kubelet's HTTPS API: logs, pods, health, admission; authenticated and authorized on every path.
 
 Only http/1.1 is offered (ALPN), for exec, attach and port-forward will upgrade the connection.  How they can
 take over the raw socket under aiohttp is written down in ``docs/adr/0002-kubelet-streams.md``.
@@ -19,13 +19,14 @@ import structlog
 from aiohttp import web
 
 from hpk import errors
+from hpk.kube import admission
 from hpk.node import auth, logquery, logs, metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpk import jobdir
-    from hpk.node import podsource
+    from hpk.node import podsource, reviewer
 
 LOG = structlog.get_logger(__name__)
 
@@ -34,6 +35,9 @@ GOODBYE_SECONDS = 1.0
 """How long a stop waits for requests in flight; those who follow a log are cut at once."""
 LONGEST_HEADER_BYTES = 64 << 10
 """Tokens are long; aiohttp's 8 KiB is too short for some."""
+
+LONGEST_BODY_BYTES = 8 << 20
+"""Of a review; the API server takes objects of up to 3 MiB."""
 
 Object = dict[str, Any]
 
@@ -77,9 +81,10 @@ class KubeletServer:
         host: str,
         port: int,
         configuration: Mapping[str, Any] | None = None,
+        reviews: reviewer.Reviewer | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._pods, self._state, self._clock = pods, state, clock
+        self._pods, self._state, self._clock, self._reviews = pods, state, clock, reviews
         self._authenticator, self._authorizer = authenticator, authorizer
         self._context, self._host, self._port = context, host, port
         self._configuration = dict(configuration or {})
@@ -131,7 +136,8 @@ class KubeletServer:
             await asyncio.get_running_loop().create_future()
 
     def _application(self) -> web.Application:
-        app = web.Application(middlewares=[self._guard])
+        app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_BODY_BYTES)
+        app.router.add_post(admission.PATH, self._review)
         pod = "/{namespace}/{pod}"
         container = f"{pod}/{{container}}"
         for path, handler in (
@@ -237,6 +243,22 @@ class KubeletServer:
 
     async def _running_pods(self, _: web.Request) -> web.Response:
         return _json(_list(pod for pod in self._pods.pods() if _is_running(pod)))
+
+    async def _review(self, request: web.Request) -> web.Response:
+        """Say whether an object may be created.  An error of ours is no reason against it: the worker looks too."""
+        try:
+            asked = admission.question(await request.read())
+        except ValueError as error:
+            return web.Response(status=400, text=str(error))
+        refusal, warnings = None, list[str]()
+        if self._reviews is not None:
+            try:
+                refusal, warnings = self._reviews.review(asked.kind, asked.raw)
+            except Exception as error:  # whatever an object makes of our code, it stops nobody
+                LOG.exception("Cannot review an object, letting it pass", kind=asked.kind, error=repr(error))
+        return web.Response(
+            body=admission.answer(asked.uid, refusal=refusal, warnings=warnings), content_type="application/json"
+        )
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok")

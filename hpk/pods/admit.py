@@ -14,16 +14,28 @@ from typing import TYPE_CHECKING, Any
 from hpk import errors
 from hpk.kube import quantity, v1
 from hpk.pods import resources
-from hpk.slurm import flags
+from hpk.slurm import flags, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hpk.slurm import model as slurm_model
 
 PREFIXES = ("slurm.hpk.io/", "slurm-job.hpk.io/")
 FLAGS = ("slurm.hpk.io/flags", "slurm-job.hpk.io/flags")
 """The flags annotation and its older spelling; the first that is there counts."""
 HARMLESS = frozenset({"spec.os.name", "spec.hostUsers", "spec.os"})
 """Fields that ask for what every pod has here: a user namespace, and Linux (which is looked at by itself)."""
+
+
+NODE_RESOURCES = {
+    "cpu": frozenset({"cpus-per-task", "overcommit"}),
+    "memory": frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
+    resources.GPU: frozenset({"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "nodes"}),
+}
+"""What one job on one node can have, each with the sbatch options that make another wish of it."""
+UNSET_MEMORY_BYTES = 1 << 20
+"""What Slurm says of a node whose memory nobody configured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +46,17 @@ class Cluster:
         allocatable: Of the node object: ``cpu``, ``memory``, ``nvidia.com/gpu`` and so on.
         labels: Of the node object.
         name: The node's.
+        capacity: What Slurm last said of its nodes and partitions; None if it has said nothing.
+        partition_names: All partitions, those too that are hidden from this user; empty if not known.
+        flags: The settings' sbatch options for every pod.
     """
 
     name: str
     allocatable: Mapping[str, Decimal] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    capacity: slurm_model.Capacity | None = None
+    partition_names: frozenset[str] = frozenset()
+    flags: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
@@ -53,7 +71,21 @@ def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
         raise errors.PodRefused("; ".join(problems))
     _check_placement(pod, cluster)
     _check_capacity(pod, cluster)
+    if cluster.capacity is not None:
+        options = {**cluster.flags, **job_flags(pod)}
+        _check_nodes(pod, options, cluster.capacity)
+        _check_time(options, cluster.capacity)
     return pod
+
+
+def doubt(pod: v1.Pod, cluster: Cluster) -> str | None:
+    """What Slurm will hardly take, though the last word is its own: a partition that it did not name lately."""
+    wanted = _wanted_partitions({**cluster.flags, **job_flags(pod)})
+    missing = [name for name in wanted if name not in cluster.partition_names]
+    if not missing or not cluster.partition_names:
+        return None
+    shown = cluster.capacity.partitions if cluster.capacity else cluster.partition_names
+    return f"invalid partition specified: {', '.join(missing)} (known: {', '.join(sorted(shown))})"
 
 
 def job_flags(pod: v1.Pod) -> dict[str, str | None]:
@@ -160,6 +192,8 @@ def _check_capacity(pod: v1.Pod, cluster: Cluster) -> None:
     names = {name for c in pod.all_containers for part in (c.resources.requests, c.resources.limits) for name in part}
     for name in sorted(names):
         wanted = resources.effective(pod, lambda c, name=name: _wanted(c, name))  # type: ignore[misc]
+        if cluster.capacity and cluster.capacity.nodes and name in NODE_RESOURCES:
+            continue  # measured against single nodes, those that are drained now included
         offered = cluster.allocatable.get(name)
         if offered is None and wanted and (name in {"cpu", "memory"} or name == "ephemeral-storage"):
             continue  # not known yet: the node has just started
@@ -172,3 +206,44 @@ def _check_capacity(pod: v1.Pod, cluster: Cluster) -> None:
 def _wanted(container: v1.Container, name: str) -> Decimal:
     value = container.resources.requests.get(name, container.resources.limits.get(name, 0))
     return quantity.parse(value)
+
+
+def _wanted_partitions(options: Mapping[str, str | None]) -> list[str]:
+    return [name for name in (options.get("partition") or "").split(",") if name]
+
+
+def _check_nodes(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> None:
+    """Refuse what no node of the partition has, whether it is usable now or not: sbatch would, for good."""
+    names = set(_wanted_partitions(options) or [capacity.default_partition or ""])
+    is_known = names <= capacity.partitions.keys()
+    nodes = [node for node in capacity.nodes.values() if not is_known or node.partitions & names]
+    if not nodes:
+        return
+    asked = resources.request(pod)
+    measures = {
+        "cpu": (asked.cpus, max(node.cpus for node in nodes)),
+        "memory": (asked.memory_bytes or 0, max(node.memory_bytes for node in nodes)),
+        resources.GPU: (asked.gpus, max(node.gres.get("gpu", 0) for node in nodes)),
+    }
+    where = f" of partition {', '.join(sorted(names))}" if is_known else ""
+    for name, (wanted, largest) in measures.items():
+        is_unset = name == "memory" and largest <= UNSET_MEMORY_BYTES
+        if wanted > largest and not is_unset and not options.keys() & NODE_RESOURCES[name]:
+            what = f"{name}, requested: {wanted}, capacity: {largest} (the largest node{where})"
+            message = f"Pod was rejected: Node didn't have enough resource: {what}"
+            raise errors.PodRefused(message, reason=f"OutOf{name}")
+
+
+def _check_time(options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> None:
+    """Refuse a time limit beyond the partition's: such a job would wait for ever.  A QOS may allow it."""
+    text = options.get("time")
+    names = _wanted_partitions(options) or [capacity.default_partition or ""]
+    partitions = [capacity.partitions[name] for name in names if name in capacity.partitions]
+    longest = [partition.max_seconds for partition in partitions if partition.max_seconds is not None]
+    if not text or "qos" in options or not partitions or len(longest) < max(len(partitions), len(names)):
+        return
+    seconds = parse.duration(text)
+    if seconds is None or seconds > max(longest):
+        limit = parse.time_text(max(longest))
+        message = f"--time={text} is longer than partition {', '.join(names)} allows ({limit})"
+        raise errors.PodRefused(f"Cannot use the job's flags: {message}", reason="InvalidFlags")

@@ -41,6 +41,10 @@ class Cause(enum.Enum):
     PREEMPTED = "preempted"
 
 
+OWN_FAULT = frozenset({Cause.FINISHED, Cause.OUT_OF_MEMORY})
+"""What another pod of the same kind would meet as well."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
     """Where a pod runs, or will run.
@@ -145,5 +149,5 @@ class Allocator(Protocol):
     def forget(self, allocation: Allocation) -> None:
         """Tell the pod's worker no more."""
 
-    def hurry(self) -> None:
-        """Ask Slurm soon: somebody has a reason to think that something changed."""
+    def hurry(self, *, after_seconds: float = 0.0) -> None:
+        """Ask Slurm soon, or in this time: somebody has a reason to think that something changed."""

@@ -125,9 +125,9 @@ class JobPerPod:
         if stop := self._stops.pop(allocation.job_id, None):
             stop()
 
-    def hurry(self) -> None:
-        """Have the poller ask soon."""
-        self._jobs.ask_soon()
+    def hurry(self, *, after_seconds: float = 0.0) -> None:
+        """Have the poller ask soon, or in this time."""
+        self._jobs.ask_soon(after_seconds=after_seconds)
 
 
 def state_of(job: slurm_model.Job) -> model.AllocationState:

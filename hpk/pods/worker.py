@@ -26,7 +26,7 @@ import structlog
 
 from hpk import errors, jobdir
 from hpk.kube import v1
-from hpk.pods import admit, agents, lastwords, model, prepare, report, status, submit
+from hpk.pods import admit, agents, gate, lastwords, model, prepare, report, status, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +47,8 @@ END_MARGIN_SECONDS = 10.0
 DIAL_SECONDS = 10.0
 """How long the agent of a job that has just started may take to dial, before its deleted pod's job is cancelled."""
 FORCED_GRACE_SECONDS = 1.0
+END_LOOK_SECONDS = 5.0
+"""After a pod's end its job should be over, too; jobs that end together are asked for together."""
 SUBMIT_PAUSE_SECONDS = 5.0
 LOST_ANSWER_PAUSE_SECONDS = 15.0
 """How long slurmctld may still take up a submission whose sbatch has given up (its MessageTimeout is 10 s)."""
@@ -68,6 +70,7 @@ class Services:
     recorder: events.Recorder
     state: jobdir.State
     submissions: asyncio.Semaphore
+    gate: gate.Gate
 
 
 class Worker:
@@ -86,9 +89,11 @@ class Worker:
         self._images: dict[str, tuple[str, str]] = {}
         self._waiting: dict[str, tuple[str, str]] = {}
         self._failure: tuple[str, str] | None = None
+        self._lanes: tuple[gate.Key, ...] = ()
         self._attempts = prepare.Attempts()
         self._told_events = 0
         self._told_queue = ""
+        self._told_hold = ""
         self._has_started = False
         self._ended_at: float | None = None
         self._last_words: tuple[model.AllocationState, str] | None = None
@@ -112,6 +117,7 @@ class Worker:
         self._tell(pod, facts)
         phase = await self._s.reporter.report(raw, pod, facts, now=datetime.now(UTC))
         if phase in status.TERMINAL:
+            self._count(pod, facts, phase)
             return await self._settle(raw, pod)
         return _sooner(again, self._patience(pod))
 
@@ -145,11 +151,20 @@ class Worker:
         except prepare.NotReady as error:
             self._waiting = error.waiting
             return self._try_again_in(error.seconds)
+        except gate.Held as held:
+            if str(held) != self._told_hold:
+                self._told_hold = str(held)
+                self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Waits, as others cannot be submitted: {held}")
+            return held.seconds
         except errors.Retryable as error:
             self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Cannot submit yet, will try again: {error}")
             self._log.warning("Cannot submit yet", error=str(error))
             self._is_answer_lost = isinstance(error, errors.SlurmUnavailable) and error.may_have_succeeded
-            return self._try_again_in(LOST_ANSWER_PAUSE_SECONDS if self._is_answer_lost else SUBMIT_PAUSE_SECONDS)
+            if self._is_answer_lost:
+                return self._try_again_in(LOST_ANSWER_PAUSE_SECONDS)
+            is_paced = isinstance(error, errors.SlurmUnavailable)  # by the gate, for all pods together
+            self._has_looked = True  # there is no job, for sure
+            return SOON_SECONDS if is_paced else self._try_again_in(SUBMIT_PAUSE_SECONDS)
         return None
 
     def _try_again_in(self, seconds: float) -> float:
@@ -178,23 +193,30 @@ class Worker:
             return None
         cluster = self._s.cluster()
         admit.admit(raw, cluster=cluster)
+        self._lanes = gate.keys(pod, cluster.flags)
+        self._s.gate.check(self.uid, self._lanes)
+        try:
+            await self._submit(pod, cluster, self._started_at)
+        finally:
+            self._s.gate.leave(self.uid, self._lanes)
+        return None
+
+    async def _submit(self, pod: v1.Pod, cluster: admit.Cluster, started_at: datetime) -> None:
         # Not among the few that submit at once: a large image takes minutes, and other pods do not wait for it.
-        ready = await self._s.preparer.prepare(
-            pod, cluster=cluster, started_at=self._started_at, attempts=self._attempts
-        )
+        ready = await self._s.preparer.prepare(pod, cluster=cluster, started_at=started_at, attempts=self._attempts)
         self._images, self._waiting = ready.images, {}
         async with self._s.submissions:
             if not self._is_wanted():
-                return None  # it was deleted meanwhile; the round that this causes does the rest
+                return  # it was deleted meanwhile; the round that this causes does the rest
             await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
-            self._has_looked = False  # from here on a job may exist: whatever happens now, look before submitting
-            allocation = await self._s.allocator.allocate(self.uid, script=ready.script)
+            async with self._s.gate.turn(self.uid, self._lanes):
+                self._has_looked = False  # from here on a job may exist: whatever happens, look before submitting
+                allocation = await self._s.allocator.allocate(self.uid, script=ready.script)
         self._has_looked = True
         self._follow(allocation)
         self._log.info("Submitted", job=allocation.job_id)
         message = f"Submitted Slurm job {allocation.job_id}"
         self._s.recorder.tell(pod, "Normal", "Submitted", message)
-        return None
 
     def _is_wanted(self) -> bool:
         raw = self._s.find(self.uid)
@@ -209,6 +231,19 @@ class Worker:
         self._failure = (reason, message)
         self._s.recorder.tell(pod, "Warning", reason, message)
         self._log.info("Failed a pod", reason=reason, message=message)
+
+    def _count(self, pod: v1.Pod, facts: status.Facts, phase: str) -> None:
+        """A pod that should run for ever and failed at once makes its controller's next ones wait."""
+        is_over = facts.allocation is not None and facts.allocation.cause in {None, *model.OWN_FAULT}
+        life = time.time() - facts.report["started_at"] if facts.report else 0.0
+        if (
+            phase == "Failed"
+            and is_over
+            and pod.spec.restart_policy == "Always"
+            and pod.metadata.deletion_timestamp is None
+            and life < gate.AT_ONCE_SECONDS
+        ):
+            self._s.gate.failed_at_once(self._lanes, f"pod {pod.where} failed at once; see kubectl describe")
 
     # The end
 
@@ -263,6 +298,7 @@ class Worker:
         if not self._is_released():
             if self._ended_at is None:
                 self._ended_at = time.monotonic()
+            self._s.allocator.hurry(after_seconds=END_LOOK_SECONDS)
             if time.monotonic() - self._ended_at > END_MARGIN_SECONDS:
                 await self._release()
                 self._ended_at = time.monotonic()
@@ -300,6 +336,7 @@ class Worker:
     def _forget(self) -> None:
         if self._allocation is not None:
             self._s.allocator.forget(self._allocation)
+            self._s.gate.job_ended()
         self._s.agents.forget(self.uid)
         self._s.reporter.forget(self.uid)
         self.is_done = True

@@ -197,6 +197,7 @@ class Slurm:
         """
         result = await self._query(
             "squeue",
+            "--local",  # does not ask for a federation each time
             "--noheader",
             "--states=all",
             f"--user={self._uid}",
@@ -282,10 +283,19 @@ class Slurm:
         Raises:
             errors.SlurmUnavailable: No answer.
         """
-        result = await self._query("sinfo", "--noheader", "--Node", f"--format={parse.SINFO_FORMAT}")
+        result = await self._query("sinfo", "--local", "--noheader", "--Node", f"--format={parse.SINFO_FORMAT}")
         capacity = parse.capacity(result.text)
         self._partitions = tuple(capacity.partitions)
         return capacity
+
+    async def partition_names(self) -> frozenset[str]:
+        """All partitions' names, those too that are hidden from this user.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        shown = await self._query("scontrol", "--all", "--oneliner", "show", "partition")
+        return frozenset(parse.partition_names(shown.text))
 
     async def known_partitions(self) -> tuple[str, ...]:
         """The partitions' names, as last seen by :meth:`capacity`.

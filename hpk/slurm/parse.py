@@ -235,6 +235,13 @@ def duration(text: str) -> int | None:
     return int(first) * 60 + int(second or 0)
 
 
+def time_text(seconds: int) -> str:
+    """As a ``--time`` value: ``days-hours:minutes:seconds``."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
 def kill_wait_seconds(text: str) -> int:
     """KillWait of what ``scontrol show config`` printed; Slurm's own default if it does not say."""
     found = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
@@ -272,6 +279,11 @@ def field(text: str, *, name: str) -> str | None:
     """The value of a line ``name=value`` in what ``scontrol show`` printed, or None."""
     found = re.search(rf"^ *{re.escape(name)}=(.*)$", text, re.MULTILINE)
     return found[1] if found else None
+
+
+def partition_names(text: str) -> list[str]:
+    """The partitions that ``scontrol --oneliner show partition`` printed."""
+    return re.findall(r"^PartitionName=(\S+)", text, re.MULTILINE)
 
 
 def _value(text: str) -> str:

@@ -1,6 +1,8 @@
 """One batched squeue feeds everybody: slurmctld is shared by hundreds of users.
 
-At rest it asks once in ``poll_seconds``, however many jobs there are.  Who has a reason (an agent that fell
+After an answer with news it asks again in ``poll_seconds``; without news twice as long each time, up to a minute
+where all jobs run (their agents tell of themselves) and half a minute where one waits.  A squeue is two calls of
+slurmctld, so that is one call in 15 s at most, however many jobs there are.  Who has a reason (an agent that fell
 silent, a job that was just cancelled) asks for an earlier answer; such wishes are joined, and two questions
 are never less than a second apart.  Silence says nothing: a job is gone only if squeue *answered* a question
 that was asked after somebody began to care about the job, and did not name it.
@@ -18,13 +20,16 @@ import structlog
 
 from hpk import errors
 from hpk.aio import backoff
+from hpk.slurm import model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from hpk.slurm import model
-
 MIN_SPACING_SECONDS = 1.0
+QUEUED_REST_SECONDS = 30.0
+"""Longest pause while a watched job is not seen to run: nobody but Slurm knows of it."""
+REST_SECONDS = 60.0
+"""Longest pause while all do."""
 RATE_LIMIT_FACTOR = 4
 """A rate limit counts as this many failures at once."""
 
@@ -85,7 +90,7 @@ class Poller:
         self.error: errors.SlurmUnavailable | None = None
         self.questions = 0
         self._source = source
-        self._poll_seconds = poll_seconds
+        self._poll_seconds = self._pause_seconds = poll_seconds
         self._clock = clock
         self._backoff = backoff.Backoff(policy or backoff.Policy(first_seconds=2.0, cap_seconds=120.0))
         self._not_before = clock()
@@ -171,7 +176,7 @@ class Poller:
 
     async def _ask(self) -> None:
         asked_at = self._clock()
-        self._due_at = asked_at + self._poll_seconds
+        self._due_at = planned_at = asked_at + self._pause_seconds
         self.questions += 1
         try:
             jobs = await self._source.jobs()
@@ -185,9 +190,23 @@ class Poller:
             self._not_before = asked_at + MIN_SPACING_SECONDS
             before, self.snapshot = self.snapshot, Snapshot(asked_at=asked_at, answered_at=time.time(), jobs=jobs)
             self._tell(before)
+            self._rest(has_news=before is None or before.jobs != jobs)
+            if self._due_at == planned_at:  # nobody wished for an earlier one meanwhile
+                self._due_at = asked_at + self._pause_seconds
         async with self._answered:
             self._asked_at = asked_at
             self._answered.notify_all()
+
+    def _rest(self, *, has_news: bool) -> None:
+        """Choose the pause before the next question but for wishes."""
+        if has_news:
+            self._pause_seconds = self._poll_seconds
+            return
+        assert self.snapshot is not None
+        jobs = [self.snapshot.jobs.get(job_id) for job_id in self._watches]
+        do_all_run = all(job is not None and job.state is model.JobState.RUNNING for job in jobs)
+        longest = REST_SECONDS if do_all_run else QUEUED_REST_SECONDS
+        self._pause_seconds = max(self._poll_seconds, min(2 * self._pause_seconds, longest))
 
     def _failed(self, error: errors.SlurmUnavailable) -> float:
         self.error = error

@@ -58,6 +58,7 @@ class Program:
             host_names=[],
             etcd_port=ports["etcd"],
             api_port=ports["kube-apiserver"],
+            kubelet_port=ports["kubelet"],
         )
 
     def children(self) -> dict[str, psutil.Process]:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
 from hpk import errors, jobdir
-from hpk.pods import admit, agents, events, model, prepare, report, watch, worker
+from hpk.pods import admit, agents, events, gate, model, prepare, report, watch, worker
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 PODS = "/api/v1/namespaces/ns/pods"
 SECONDS = 1.5
 """Longest wait of a test for something that must happen."""
+
+
+QUICK = gate.Pauses(first_seconds=0.01, longest_seconds=0.02)
+"""As long as a closed lane of the gate holds pods here."""
 
 
 class FakeAllocator:
@@ -63,7 +67,7 @@ class FakeAllocator:
     def forget(self, allocation: model.Allocation) -> None:
         self._watches.pop(allocation.job_id, None)
 
-    def hurry(self) -> None:
+    def hurry(self, *, after_seconds: float = 0.0) -> None:
         pass
 
     def say(self, job_id: str, **state: Any) -> None:
@@ -120,6 +124,7 @@ class World:
         self.agents = agents.Agents(self.state, on_change=self.pods.mark)
         self.agents.line = self.line
         self.allocator.on_change = self.pods.mark
+        self.gate = gate.Gate(on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK))
         preparer: Any = self.preparer
         self.pods.serve(
             worker.Services(
@@ -132,6 +137,7 @@ class World:
                 recorder=events.Recorder(api, component="kubelet", host="hpk"),
                 state=self.state,
                 submissions=asyncio.Semaphore(1),
+                gate=self.gate,
             )
         )
 

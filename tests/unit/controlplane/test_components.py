@@ -23,6 +23,7 @@ LAYOUT = dataclasses.replace(
         host_names=["c1.cluster", "c1"],
         etcd_port=20001,
         api_port=6443,
+        kubelet_port=10250,
         binaries={name: f"/usr/local/bin/{name}" for name in layout.BINARIES},
     ),
     processors=4,

@@ -28,6 +28,7 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> layout.Layout:
         host_names=["c1.cluster", "c1"],
         etcd_port=1,
         api_port=6443,
+        kubelet_port=10250,
     )
     made.make_directories()
     identities.issue(made, identities.open_authorities(made))

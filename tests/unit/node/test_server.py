@@ -7,7 +7,7 @@ import datetime as dt
 import ipaddress
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
@@ -72,6 +72,22 @@ def issue(name: str, *groups: str, issuer: Pair | None = None) -> Pair:
     return Pair(builder.sign((issuer.key if issuer else key), hashes.SHA256()), key)
 
 
+class Reviews:
+    """Refuses pods that are called bad, warns of others, and breaks on those that are called ugly."""
+
+    def review(self, kind: str, raw: dict[str, Any]) -> tuple[str | None, list[str]]:
+        """As :class:`hpk.node.reviewer.Reviewer`."""
+        if raw["metadata"]["name"] == "ugly":
+            raise RuntimeError(kind)
+        return ("no such thing", []) if raw["metadata"]["name"] == "bad" else (None, [f"a {kind}"])
+
+
+def review_of(name: str) -> dict[str, Any]:
+    """An AdmissionReview of a pod."""
+    request = {"uid": "1", "kind": {"kind": "Pod"}, "namespace": "a", "object": {"metadata": {"name": name}}}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
 class World:
     """A server, the API server that it asks, its pods, and clients."""
 
@@ -88,6 +104,7 @@ class World:
             "status": {"authenticated": body["spec"]["token"] == "good", "user": {"username": "sa"}}
         }
         serving = issue("hpk", issuer=self.ca)
+        self.reviews = Reviews()
         self.server = server.KubeletServer(
             self.pods,
             state=self.state,
@@ -97,6 +114,7 @@ class World:
             host="127.0.0.1",
             port=0,
             configuration={"port": 10250},
+            reviews=self.reviews,
         )
         self.sessions: list[aiohttp.ClientSession] = []
 
@@ -319,6 +337,44 @@ async def test_a_slow_client_costs_bounded_memory(world: World, monkeypatch: pyt
         await stuck.wait()
         assert read < 16 << 20  # of 32 MiB: what the kernel's socket buffers took
         assert len(await response.content.read()) == 4001 * 8192
+
+
+@pytest.mark.parametrize(
+    ("name", "response"),
+    [
+        ("good", {"uid": "1", "allowed": True, "warnings": ["a Pod"]}),
+        ("ugly", {"uid": "1", "allowed": True}),
+        (
+            "bad",
+            {
+                "uid": "1",
+                "allowed": False,
+                "status": {"message": "no such thing", "reason": "Forbidden", "code": 403},
+            },
+        ),
+    ],
+)
+async def test_reviews_are_answered_as_the_api_server_wants(world: World, name: str, response: Any) -> None:
+    """A refusal has its text for kubectl; an error of ours refuses nothing."""
+    async with world.apiserver().post("/admission", json=review_of(name)) as answer:
+        made = await answer.json()
+    assert (made["apiVersion"], made["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    assert made["response"] == response
+
+
+async def test_only_the_api_server_may_ask_for_a_review(world: World) -> None:
+    """Without its certificate, or with somebody else's, there is no answer."""
+    async with world.client(None).post("/admission", json=review_of("good")) as answer:
+        assert answer.status == 401
+    async with world.client(issue("mallory", issuer=world.ca)).post("/admission", json=review_of("good")) as answer:
+        assert answer.status == 403
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"request": {}}', b'{"request": {"object": 1}}'])
+async def test_what_is_no_review_is_a_bad_request(world: World, body: bytes) -> None:
+    """Nothing that is sent ends the server."""
+    async with world.apiserver().post("/admission", data=body) as answer:
+        assert answer.status == 400
 
 
 async def test_stopping_cuts_those_who_follow(tmp_path: Path) -> None:

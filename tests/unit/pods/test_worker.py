@@ -196,7 +196,7 @@ async def test_a_pod_deleted_while_it_is_prepared_is_not_submitted(world: path.W
 
 async def test_a_temporary_refusal_is_tried_again(world: path.World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A submit limit keeps the pod Pending, and it runs in the end."""
-    monkeypatch.setattr(worker, "SUBMIT_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     world.allocator.refusals = [errors.SlurmUnavailable("QOSMaxSubmitJobPerUserLimit")] * 3
     uid = world.create()
     await world.until(lambda: world.allocator.submitted == [uid])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,16 +54,37 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     return Time(monkeypatch)
 
 
-async def test_at_rest_it_asks_seldom(clock: Time) -> None:
-    """However many watch, one question in 15 s is all that slurmctld hears."""
+@pytest.mark.parametrize(("queued", "questions"), [(0, 10), (1, 20)])
+async def test_at_rest_it_asks_seldom(clock: Time, queued: int, questions: int) -> None:
+    """However many run, a question a minute; two while one waits: slurmctld hears two calls for each."""
+    running = [dataclasses.replace(RUNNING, id=str(number)) for number in range(100)]
+    waiting = [dataclasses.replace(RUNNING, id="q", state=model.JobState.PENDING)] * queued
+    source = fake.FakeSource([*running, *waiting])
+    polling = make(source, clock)
+    for job in source.answer:
+        polling.watch(job.id, lambda: None)
+    task = asyncio.create_task(polling.run())
+    await clock.advance(100)
+    before = source.asked
+    await clock.advance(600)
+    task.cancel()
+    assert source.asked - before == questions
+
+
+async def test_after_news_it_asks_again_in_the_usual_time(clock: Time) -> None:
+    """What has changed may change again."""
     source = fake.FakeSource([RUNNING])
     polling = make(source, clock)
-    for number in range(100):
-        polling.watch(str(number), lambda: None)
+    polling.watch("1", lambda: None)
     task = asyncio.create_task(polling.run())
-    await clock.advance(60.5)
+    await clock.advance(300)
+    source.answer = [DONE]
+    polling.ask_soon()
+    await clock.advance(1)
+    before = source.asked
+    await clock.advance(15)
     task.cancel()
-    assert source.asked == 5
+    assert source.asked == before + 1
 
 
 async def test_wishes_are_joined_and_spaced(clock: Time) -> None:

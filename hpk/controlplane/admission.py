@@ -1,0 +1,94 @@
+"""The kubelet's admission webhook, as the API server knows it: where it is, what goes there, and as whom.
+
+The kubelet refuses what it cannot honour in any case; the webhook has it say so to whoever creates the pod.  So
+it may fail: a kubelet that is away holds nobody up.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from hpk import jobdir
+from hpk.controlplane import apiserver
+from hpk.controlplane import layout as layouts
+from hpk.kube import admission
+
+if TYPE_CHECKING:
+    from hpk.controlplane.layout import Layout
+
+NAME = "hpk.io"
+OBJECT = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{NAME}"
+SECONDS = 3
+"""How long the API server waits for the kubelet: an answer takes milliseconds, and its absence changes little."""
+TEMPLATES = {
+    "apps": ["deployments", "replicasets", "statefulsets", "daemonsets"],
+    "batch": ["jobs", "cronjobs"],
+}
+"""What makes pods: never refused, for a controller says what becomes of its pods; who applies it is warned."""
+
+
+def write(layout: Layout) -> None:
+    """Write what the API server reads at its start: the webhook's client certificate, for this address only."""
+    config = {
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "AdmissionConfiguration",
+        "plugins": [
+            {
+                "name": "ValidatingAdmissionWebhook",
+                "configuration": {
+                    "apiVersion": "apiserver.config.k8s.io/v1",
+                    "kind": "WebhookAdmissionConfiguration",
+                    "kubeConfigFile": str(layout.kubeconfig("webhook")),
+                },
+            }
+        ],
+    }
+    user = {
+        "client-certificate": str(layout.certificate(apiserver.KUBELET_CLIENT)),
+        "client-key": str(layout.key(apiserver.KUBELET_CLIENT)),
+    }
+    kubeconfig = {"apiVersion": "v1", "kind": "Config", "users": [{"name": _host(layout), "user": user}]}
+    jobdir.write_bytes(str(layout.admission), yaml.safe_dump(config, sort_keys=False).encode())
+    jobdir.write_bytes(str(layout.kubeconfig("webhook")), yaml.safe_dump(kubeconfig, sort_keys=False).encode())
+
+
+def webhook(layout: Layout, *, ca_pem: bytes) -> dict[str, Any]:
+    """The ValidatingWebhookConfiguration of this start."""
+    rules = [_rule("", ["pods"], ["CREATE"])]
+    rules += [_rule(group, kinds, ["CREATE", "UPDATE"]) for group, kinds in TEMPLATES.items()]
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": NAME},
+        "webhooks": [
+            {
+                "name": f"pods.{NAME}",
+                "clientConfig": {
+                    "url": f"https://{_host(layout)}{admission.PATH}",
+                    "caBundle": base64.b64encode(ca_pem).decode(),
+                },
+                "rules": rules,
+                "failurePolicy": "Ignore",
+                "timeoutSeconds": SECONDS,
+                "sideEffects": "None",
+                "admissionReviewVersions": ["v1"],
+            }
+        ],
+    }
+
+
+def _host(layout: Layout) -> str:
+    return f"{layouts.LOOPBACK}:{layout.kubelet_port}"
+
+
+def _rule(group: str, resources: list[str], operations: list[str]) -> dict[str, Any]:
+    return {
+        "apiGroups": [group],
+        "apiVersions": ["v1"],
+        "resources": resources,
+        "operations": operations,
+        "scope": "Namespaced",
+    }

@@ -1,0 +1,15 @@
+"""What the kubelet's API asks the pods room about objects that are about to be created: the seam between the two."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+Object = dict[str, Any]
+
+
+class Reviewer(Protocol):
+    """Decides from memory: the API server, and whoever creates the object, wait for the answer."""
+
+    def review(self, kind: str, raw: Object) -> tuple[str | None, list[str]]:
+        """Why the object must not be created (None: it may), and what its creator should know all the same."""
+        ...

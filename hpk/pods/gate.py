@@ -1,0 +1,236 @@
+"""Who may submit now, so that no trouble of many pods becomes a storm of sbatch.
+
+A pod passes lanes: one of its controller's pods that ask for the same, where a lasting refusal of one speaks for
+all; one of how those fare, where some that fail at once do; one of all pods that count against the same limits.
+
+::
+
+    open ──trouble──► closed for a growing pause ──over──► one pod tries ──taken──► open
+                             ▲                                   │
+                             └───────────── trouble ─────────────┘
+
+Nothing is lost in a closed lane: its pods stay Pending, and are woken when it opens.  A lane that is new or had
+trouble lately takes one sbatch at a time, so that of fifty pods only one learns of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hpk import errors
+from hpk.pods import admit, resources
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from hpk.kube import v1
+
+Key = tuple[str, ...]
+
+AT_ONCE_SECONDS = 60.0
+"""A pod that fails within this time has failed at once; one that lived longer has not."""
+PROBE_SECONDS = 120.0
+"""After which another pod may try, if the one that went ahead has not come to sbatch."""
+CAREFUL_SECONDS = 60.0
+"""How long after trouble a lane takes one sbatch at a time."""
+MOST_LANES = 1000
+RATE_LIMIT_FACTOR = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pauses:
+    """How long a lane is closed: doubling from the first to the longest."""
+
+    first_seconds: float
+    longest_seconds: float
+
+    def after(self, failures: int) -> float:
+        """The pause after so many failures in a row."""
+        return float(min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.longest_seconds))
+
+
+PAUSES = {
+    "refused": Pauses(first_seconds=10.0, longest_seconds=300.0),
+    "failed": Pauses(first_seconds=10.0, longest_seconds=300.0),
+    "limits": Pauses(first_seconds=2.0, longest_seconds=60.0),
+}
+
+
+class Held(errors.Retryable):
+    """Another pod's trouble holds this one; the text is that trouble's, ``seconds`` when to look again."""
+
+    def __init__(self, message: str, *, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+@dataclass(eq=False, kw_only=True)
+class _Lane:
+    kind: str
+    failures: int = 0
+    closed_until: float = 0.0
+    careful_until: float = float("inf")
+    text: str = ""
+    prober: str | None = None
+    probes_until: float = 0.0
+    held: dict[str, None] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def keys(pod: v1.Pod, options: Mapping[str, str | None]) -> tuple[Key, ...]:
+    """The pod's lanes, in the order in which they are entered.
+
+    Args:
+        pod: An admitted pod.
+        options: The settings' flags; the pod's own win.
+    """
+    options = {**options, **admit.job_flags(pod)}
+    limits = ("limits", *(options.get(name) or "" for name in ("account", "partition", "qos")))
+    owner = controller(pod)
+    if owner is None:
+        return (limits,)
+    alike = (owner.uid, repr(sorted(options.items(), key=str)), repr(resources.request(pod)))
+    return (("refused", *alike), ("failed", *alike), limits)
+
+
+def controller(pod: v1.Pod) -> v1.OwnerReference | None:
+    """Who makes another pod when this one fails."""
+    return next((owner for owner in pod.metadata.owner_references if owner.controller), None)
+
+
+class Gate:
+    """All lanes.
+
+    Attributes:
+        on_open: Called with the UID of each pod that was held and may try again.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_open: Callable[[str], None],
+        pauses: Mapping[str, Pauses] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.on_open = on_open
+        self._pauses, self._clock = {**PAUSES, **(pauses or {})}, clock
+        self._lanes: dict[Key, _Lane] = {}
+
+    def check(self, uid: str, wanted: Sequence[Key]) -> None:
+        """Let the pod go on, as the one that tries where a lane's pause is over.
+
+        Raises:
+            Held: Not now.
+        """
+        now = self._clock()
+        closed = [lane for key in wanted if (lane := self._lanes.get(key)) and lane.failures]
+        for lane in closed:
+            until = lane.closed_until
+            if until <= now and lane.prober not in (None, uid):
+                until = lane.probes_until
+            if until > now:
+                lane.held[uid] = None
+                raise Held(lane.text, seconds=until - now)
+        for lane in closed:
+            lane.held.pop(uid, None)
+            if lane.prober != uid:
+                lane.prober, lane.probes_until = uid, now + PROBE_SECONDS
+
+    def denial(self, wanted: Sequence[Key]) -> str | None:
+        """What sbatch lately said to the controller's other pods, while that lane is closed."""
+        now = self._clock()
+        for key in wanted:
+            lane = self._lanes.get(key)
+            if lane is not None and lane.kind == "refused" and lane.failures and lane.closed_until > now:
+                return lane.text
+        return None
+
+    @contextlib.asynccontextmanager
+    async def turn(self, uid: str, wanted: Sequence[Key]) -> AsyncIterator[None]:
+        """The block is the pod's sbatch; what comes of it opens or closes the lanes.
+
+        Raises:
+            Held: Not now: another pod met trouble while this one waited.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            for key in wanted:
+                await self._enter(self._lane(key), stack)
+            self.check(uid, wanted)
+            try:
+                yield
+            except errors.JobRefused as error:
+                self._close(wanted, "refused", str(error))
+                raise
+            except errors.SlurmUnavailable as error:
+                self._close(wanted, "limits", str(error), count=RATE_LIMIT_FACTOR if error.limits_rate else 1)
+                raise
+            self._open(wanted)
+
+    def leave(self, uid: str, wanted: Sequence[Key]) -> None:
+        """The pod tries no more for now: where it went ahead, let another."""
+        for key in wanted:
+            lane = self._lanes.get(key)
+            if lane is not None and lane.prober == uid and lane.kind != "failed":
+                lane.prober = None
+                if lane.closed_until <= self._clock():
+                    self._wake_one(lane)
+
+    def failed_at_once(self, wanted: Sequence[Key], text: str) -> None:
+        """A pod ran, and failed at once; of several that did so together the first counts."""
+        for key in wanted:
+            if key[0] == "failed" and self._lane(key).closed_until <= self._clock():
+                self._close([key], "failed", text)
+
+    def job_ended(self) -> None:
+        """A job has ended: where a limit holds pods, one may try now."""
+        now = self._clock()
+        for lane in self._lanes.values():
+            if lane.kind == "limits" and lane.failures and lane.held:
+                lane.closed_until = min(lane.closed_until, now)
+                self._wake_one(lane)
+
+    def _lane(self, key: Key) -> _Lane:
+        if key not in self._lanes:
+            if len(self._lanes) >= MOST_LANES:
+                idle = [k for k, lane in self._lanes.items() if not lane.held and not lane.lock.locked()]
+                for old in idle[: MOST_LANES // 2]:
+                    del self._lanes[old]
+            self._lanes[key] = _Lane(kind=key[0])
+        return self._lanes[key]
+
+    async def _enter(self, lane: _Lane, stack: contextlib.AsyncExitStack) -> None:
+        if lane.careful_until <= self._clock():
+            return
+        await lane.lock.acquire()
+        if lane.careful_until > self._clock():
+            stack.callback(lane.lock.release)
+        else:  # the one before us has shown that all is well
+            lane.lock.release()
+
+    def _close(self, wanted: Sequence[Key], kind: str, text: str, *, count: int = 1) -> None:
+        now = self._clock()
+        for lane in (self._lane(key) for key in wanted if key[0] == kind):
+            lane.failures += count
+            pause = self._pauses[kind].after(lane.failures)
+            lane.closed_until, lane.careful_until = now + pause, now + pause + CAREFUL_SECONDS
+            lane.text, lane.prober = text, None
+
+    def _open(self, wanted: Sequence[Key]) -> None:
+        now = self._clock()
+        for lane in (self._lane(key) for key in wanted):
+            if lane.careful_until == float("inf"):
+                lane.careful_until = now
+            if lane.kind == "failed":
+                continue  # how it fares is not known yet; when its time as the one that tries is over, another may
+            lane.failures, lane.closed_until, lane.prober = 0, 0.0, None
+            held, lane.held = lane.held, {}
+            for uid in held:
+                self.on_open(uid)
+
+    def _wake_one(self, lane: _Lane) -> None:
+        if lane.held:
+            self.on_open(next(iter(lane.held)))

@@ -1,0 +1,185 @@
+"""Trouble of one pod speaks for many: few calls of sbatch, nothing lost, and the pauses end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpk import errors
+from hpk.kube import v1
+from hpk.pods import gate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def pod(name: str = "p", *, owner: str = "rs", flags: str = "", **spec: Any) -> v1.Pod:
+    """A pod of a ReplicaSet, or of nobody."""
+    owners = [{"kind": "ReplicaSet", "name": owner, "uid": owner, "controller": True}] if owner else []
+    annotations = {"slurm.hpk.io/flags": flags} if flags else {}
+    meta = {"name": name, "namespace": "ns", "uid": name, "ownerReferences": owners, "annotations": annotations}
+    return v1.pod({"metadata": meta, "spec": {"containers": [{"name": "c", "image": "i"}], **spec}})
+
+
+class World:
+    """A gate with a clock of the test's, and who was woken."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.woken: list[str] = []
+        self.calls = 0
+        self.gate = gate.Gate(on_open=self.woken.append, clock=lambda: self.now)
+
+    async def submit(self, uid: str, lanes: tuple[gate.Key, ...], error: errors.HpkError | None = None) -> str:
+        """One pod's try: ``held``, ``refused`` or ``taken``."""
+        try:
+            self.gate.check(uid, lanes)
+            async with self.gate.turn(uid, lanes):
+                self.calls += 1
+                await asyncio.sleep(0)
+                if error is not None:
+                    raise error
+        except gate.Held:
+            return "held"
+        except errors.HpkError:
+            return "refused"
+        finally:
+            self.gate.leave(uid, lanes)
+        return "taken"
+
+
+@pytest.fixture
+def world() -> World:
+    """A new gate."""
+    return World()
+
+
+REFUSED = errors.JobRefused("Invalid account")
+LIMIT = errors.SlurmUnavailable("AssocMaxSubmitJobLimit")
+ALIKE = gate.keys(pod(), {})
+NOBODYS = gate.keys(pod(owner=""), {})
+
+
+async def test_of_fifty_replicas_that_sbatch_refuses_one_asks(world: World) -> None:
+    """All at once, and yet one sbatch; the others wait for the pause, in sbatch's own words."""
+    answers = await asyncio.gather(*(world.submit(f"p{n}", ALIKE, REFUSED) for n in range(50)))
+    assert (world.calls, answers.count("refused"), answers.count("held")) == (1, 1, 49)
+    with pytest.raises(gate.Held, match="Invalid account") as caught:
+        world.gate.check("p7", ALIKE)
+    assert caught.value.seconds == gate.PAUSES["refused"].first_seconds
+
+
+async def test_after_each_pause_one_more_asks_and_the_pauses_grow(world: World) -> None:
+    """In an hour of refusals sbatch is called some fifteen times, whatever the number of replicas."""
+    for _ in range(3600):
+        for name in ("a", "b", "c"):
+            await world.submit(name, ALIKE, REFUSED)
+        world.now += 1
+    assert 10 <= world.calls <= 17
+
+
+async def test_what_was_mended_opens_the_lane_for_all(world: World) -> None:
+    """The first that is taken wakes those that were held, and they go at once."""
+    await asyncio.gather(*(world.submit(f"p{n}", ALIKE, REFUSED) for n in range(5)))
+    world.now += 10
+    assert await world.submit("p1", ALIKE) == "taken"
+    assert sorted(world.woken) == ["p2", "p3", "p4"]
+    assert await asyncio.gather(*(world.submit(uid, ALIKE) for uid in world.woken)) == ["taken"] * 3
+
+
+async def test_replicas_under_a_submit_limit_all_run_in_the_end(world: World) -> None:
+    """Fifty pods, five jobs at a time: all are taken, with few refusals on the way."""
+    waiting, running, refusals = [f"p{n}" for n in range(50)], 0, 0
+    while waiting:
+        answers = []
+        for uid in waiting:
+            full = running >= 5
+            answers.append(await world.submit(uid, ALIKE, LIMIT if full else None))
+            running += answers[-1] == "taken"
+            refusals += answers[-1] == "refused"
+        waiting = [uid for uid, answer in zip(waiting, answers, strict=True) if answer != "taken"]
+        world.now += 15
+        running = 0
+        world.gate.job_ended()
+    assert world.calls == 50 + refusals
+    assert refusals <= 10
+
+
+async def test_at_a_limit_that_stays_sbatch_is_called_once_a_minute(world: World) -> None:
+    """Pods that run for days do not make the others ask all the time."""
+    for _ in range(3600):
+        for uid in ("a", "b", "c"):
+            await world.submit(uid, ALIKE, LIMIT)
+        world.now += 1
+    assert world.calls <= 70
+
+
+async def test_the_end_of_a_job_lets_one_try_before_the_pause_is_over(world: World) -> None:
+    """A place has become free; the one that is woken takes it."""
+    await asyncio.gather(*(world.submit(uid, NOBODYS, LIMIT) for uid in "abc"))
+    world.gate.job_ended()
+    (woken,) = world.woken
+    assert await world.submit(woken, NOBODYS) == "taken"
+
+
+async def test_one_that_goes_ahead_and_gives_up_is_followed_by_another(world: World) -> None:
+    """Its image is missing, say: the lane does not wait for it."""
+    await asyncio.gather(*(world.submit(uid, NOBODYS, LIMIT) for uid in "abc"))
+    world.now += 2
+    world.gate.check("a", NOBODYS)
+    with pytest.raises(gate.Held):
+        world.gate.check("b", NOBODYS)
+    world.gate.leave("a", NOBODYS)
+    world.gate.check("b", NOBODYS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: gate.keys(pod(owner="other"), {}),
+        lambda: gate.keys(pod(flags="--account=right"), {}),
+        lambda: gate.keys(pod(containers=[{"name": "c", "resources": {"requests": {"cpu": "7"}}}]), {}),
+        lambda: NOBODYS,
+    ],
+    ids=["other controller", "other flags", "other requests", "no controller"],
+)
+async def test_a_refusal_speaks_for_pods_alike_only(world: World, other: Callable[[], tuple[gate.Key, ...]]) -> None:
+    """Whatever sbatch decides by is in the key."""
+    await world.submit("a", ALIKE, REFUSED)
+    assert await world.submit("b", other()) == "taken"
+
+
+async def test_pods_that_fail_at_once_make_the_next_ones_wait(world: World) -> None:
+    """A script that never comes up does not fill the queue with jobs; many that failed together count as one."""
+    for uid in "abc":
+        assert await world.submit(uid, ALIKE) == "taken"
+    for _ in "abc":
+        world.gate.failed_at_once(ALIKE, "pod failed at once")
+    assert [await world.submit(uid, ALIKE) for uid in "de"] == ["held", "held"]
+    world.now += 10
+    assert [await world.submit(uid, ALIKE) for uid in "de"] == ["taken", "held"]
+    world.gate.failed_at_once(ALIKE, "pod failed at once")
+    world.now += 19
+    assert await world.submit("e", ALIKE) == "held"
+    world.now += 1
+    assert await world.submit("e", ALIKE) == "taken"
+
+
+async def test_the_webhook_denies_while_the_pause_lasts(world: World) -> None:
+    """So that the controller's own back-off works; a mere limit denies nobody."""
+    await world.submit("a", ALIKE, LIMIT)
+    assert world.gate.denial(ALIKE) is None
+    world.now += 2
+    await world.submit("a", ALIKE, REFUSED)
+    assert world.gate.denial(ALIKE) == "Invalid account"
+    world.now += 10
+    assert world.gate.denial(ALIKE) is None
+
+
+async def test_the_gate_forgets_lanes_that_nobody_uses(world: World) -> None:
+    """Memory does not grow with the controllers that there ever were."""
+    for n in range(3 * gate.MOST_LANES):
+        await world.submit("a", gate.keys(pod(owner=f"rs{n}"), {}))
+    assert len(world.gate._lanes) <= gate.MOST_LANES

@@ -1,0 +1,136 @@
+"""The webhook says what the worker would, before the object exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpk import errors
+from hpk.pods import admit, gate, review
+from hpk.slurm import model, parse
+from tests.fakes import slurm
+
+CAPACITY = parse.capacity(
+    "".join(
+        parse.UNIT.join(row) + parse.RECORD + "\n"
+        for row in (
+            ("c1", "main", "main*", "up", "1:00:00", "NONE", "idle", "8", "16000", "(null)", "(null)"),
+            ("c2", "main", "main*", "up", "1:00:00", "NONE", "drained", "16", "32000", "(null)", "(null)"),
+            ("g1", "gpu", "gpu", "up", "infinite", "NONE", "idle", "4", "8000", "gpu:a100:2", "(null)"),
+        )
+    )
+)
+CLUSTER = admit.Cluster(name="hpk", capacity=CAPACITY, partition_names=frozenset({"main", "gpu", "hidden"}))
+OWNER = {"kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
+
+
+def raw(flags: str = "", *, owned: bool = False, requests: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """A pod of one container."""
+    meta: dict[str, Any] = {"name": "p", "namespace": "ns", "annotations": {}}
+    if flags:
+        meta["annotations"]["slurm.hpk.io/flags"] = flags
+    if owned:
+        meta["ownerReferences"] = [OWNER]
+    container = {"name": "c", "image": "i", "resources": {"requests": requests or {}, "limits": requests or {}}}
+    return {"metadata": meta, "spec": {"containers": [container], **spec}}
+
+
+def reviews(cluster: admit.Cluster = CLUSTER) -> review.Reviews:
+    """Over this cluster."""
+    return review.Reviews(cluster=lambda: cluster, gate=gate.Gate(on_open=lambda _uid: None))
+
+
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        (raw(hostPID=True), "spec.hostPID is not supported"),
+        (raw("--wrap=x"), "--wrap would break the pod"),
+        (raw(requests={"cpu": "17"}), "cpu, requested: 17, capacity: 16 (the largest node of partition main)"),
+        (raw("-p gpu", requests={"cpu": "5"}), "cpu, requested: 5, capacity: 4 (the largest node of partition gpu)"),
+        (raw("-p hidden", requests={"cpu": "17"}), "capacity: 16 (the largest node)"),
+        (raw(requests={"memory": "40Gi"}), "(the largest node of partition main)"),
+        (raw("-p gpu", requests={"nvidia.com/gpu": 3}), "nvidia.com/gpu, requested: 3, capacity: 2"),
+        (raw("--time=2:00:00"), "--time=2:00:00 is longer than partition main allows (01:00:00)"),
+        (raw("--time=UNLIMITED"), "is longer than partition main allows"),
+    ],
+)
+def test_what_cannot_be_given_is_refused_by_name(pod: dict[str, Any], words: str) -> None:
+    """The text names field, annotation or resource, and it is the worker's own."""
+    refusal, warnings = reviews().review("Pod", pod)
+    assert refusal is not None
+    assert words in refusal
+    assert warnings == []
+    with pytest.raises(errors.PodRefused) as caught:
+        admit.admit(pod, cluster=CLUSTER)
+    assert str(caught.value) == refusal
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        raw(),
+        raw("--partition=main,gpu --time=30"),
+        raw("--partition=hidden", owned=True),
+        raw("-p gpu --time=9-00"),
+        raw("--qos=long --time=9-00"),
+        raw("--cpus-per-task=2", requests={"cpu": "17"}),
+        raw(requests={"cpu": "16"}),
+    ],
+)
+def test_what_slurm_may_take_is_let_through_unsaid(pod: dict[str, Any]) -> None:
+    """A drained node counts, flags win over requests, a QOS may allow more time, and hidden partitions exist."""
+    assert reviews().review("Pod", pod) == (None, [])
+
+
+def test_an_unknown_partition_is_refused_to_a_controller_and_told_to_a_person() -> None:
+    """A controller would replace the pod without end; a person's pod gets sbatch's own answer."""
+    text = "invalid partition specified: nosuch (known: gpu, main)"
+    assert reviews().review("Pod", raw("-p nosuch", owned=True)) == (text, [])
+    assert reviews().review("Pod", raw("-p nosuch")) == (None, [text])
+
+
+def test_nothing_is_said_before_slurm_has_answered() -> None:
+    """No evidence, no refusal."""
+    cluster = admit.Cluster(name="hpk")
+    pod = raw("-p nosuch --time=99-00", owned=True, requests={"cpu": "1k"})
+    assert reviews(cluster).review("Pod", pod) == (None, [])
+
+
+def test_memory_that_nobody_configured_refuses_nothing() -> None:
+    """Slurm then says 1 MB of every node."""
+    node = model.Node(name="c1", cpus=8, memory_bytes=1 << 20, state="idle", is_usable=True)
+    cluster = admit.Cluster(
+        name="hpk", capacity=model.Capacity(cpus=8, memory_bytes=1, gres={}, nodes={"c1": node}, partitions={})
+    )
+    assert reviews(cluster).review("Pod", raw(requests={"memory": "4Gi"})) == (None, [])
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
+def test_who_applies_a_workload_is_warned_of_its_pods(kind: str) -> None:
+    """The workload itself is nobody's to refuse."""
+    template = {"metadata": raw("-p nosuch")["metadata"], "spec": raw()["spec"]}
+    spec: dict[str, Any] = {"template": template}
+    if kind == "CronJob":
+        spec = {"jobTemplate": {"spec": spec}}
+    refusal, (warning,) = reviews().review(kind, {"metadata": {"name": "w", "namespace": "ns"}, "spec": spec})
+    assert refusal is None
+    assert warning.startswith(f"pods of this {kind} will be refused: invalid partition specified: nosuch")
+
+
+def test_what_a_controller_makes_warns_nobody() -> None:
+    """The ReplicaSet of a Deployment has no reader."""
+    made = {"metadata": {"name": "w", "namespace": "ns", "ownerReferences": [OWNER]}, "spec": {}}
+    assert reviews().review("ReplicaSet", made) == (None, [])
+
+
+async def test_what_sbatch_told_one_pod_the_controllers_next_ones_hear_at_once() -> None:
+    """The same text, so that the controller backs off."""
+    shut = gate.Gate(on_open=lambda _uid: None)
+    reviewer = review.Reviews(cluster=lambda: CLUSTER, gate=shut)
+    pod = admit.admit(raw("--account=no", owned=True), cluster=CLUSTER)
+    with pytest.raises(errors.JobRefused):
+        async with shut.turn("u", gate.keys(pod, {})):
+            raise errors.JobRefused(slurm.REFUSALS["account"])
+    assert reviewer.review("Pod", raw("--account=no", owned=True)) == (slurm.REFUSALS["account"], [])
+    assert reviewer.review("Pod", raw(owned=True)) == (None, [])
