@@ -235,7 +235,7 @@ found["devices"] = sorted(os.listdir("/dev"))
 
 
 def test_setuid_programs_gain_nothing_outside(space: conftest.Namespace) -> None:
-    """A setuid binary of an image or volume runs as whoever starts it; and root of a pod is the user herself outside."""
+    """A setuid program runs as whoever starts it; and root of a pod is the user herself outside."""
     script = """
 import subprocess
 found["mode"] = oct(os.stat("/v/id").st_mode & 0o7777)
