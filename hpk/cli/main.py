@@ -165,6 +165,18 @@ def kubectl() -> None:
 
 
 @app.command()
+def doctor(
+    *,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long a probe may wait in the queue.")] = 120,
+    is_json: Annotated[bool, typer.Option("--json", help="A JSON list instead of lines.")] = False,
+) -> None:
+    """Check this host, and try in one small job per partition what pods need; exit code 1 if pods cannot run."""
+    from hpk.cli import doctor as command  # noqa: PLC0415
+
+    _run(command.run(_settings(), wait_seconds=wait, is_json=is_json))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     import hpk  # noqa: PLC0415

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
+from hpk.cli import serve
 from hpk.images import store
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ async def run(settings: config.Settings, *, names: Sequence[str], auth_file: Pat
     Raises:
         errors.Fatal: The file with credentials cannot be read.
     """
+    serve.configure_logging("warning")
     login = credentials(auth_file)
     failed = 0
     async with store.ImageStore(settings.images_directory, insecure=settings.insecure_registries) as images:
