@@ -30,5 +30,5 @@ def test_what_is_wrong_is_told(hpk: None) -> None:
     lines = done.stdout.decode().splitlines()
     assert [line for line in lines if line.startswith("error   partition main") and "/proc/nowhere" in line]
     assert [line for line in lines if "overlaps service_cidr 10.77.0.0/16" in line and "HPK_SERVICE_CIDR" in line]
-    done = cluster.run("bash", "-c", f"HPK_FLAGS=--account=nosuch {cluster.HPK} doctor", seconds=180, code=None)
+    done = cluster.run("bash", "-c", f"HPK_FLAGS=--constraint=nosuch {cluster.HPK} doctor", seconds=180, code=None)
     assert "sbatch refuses jobs: " in done.stdout.decode()
