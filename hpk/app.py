@@ -19,7 +19,7 @@ from hpk.controlplane import plane
 from hpk.images import store
 from hpk.kube import client, informer, quantity
 from hpk.link import server as link_server
-from hpk.network import sandbox
+from hpk.network import addresses, sandbox
 from hpk.node import auth, host, lease, node
 from hpk.node import server as node_server
 from hpk.pods import admit, agents, bind, events, prepare, report, source, submit, translate, watch, worker
@@ -90,7 +90,11 @@ async def _start(
     lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
     binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
     site = await gateway.site(apptainer=settings.apptainer)
-    cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site))
+    cluster = Cluster(
+        slurm_client.Slurm(gateway),
+        _node_facts(settings, control_plane, site),
+        has_subordinate_ids=not sandbox.has_one_id(site),
+    )
     await cluster.refresh()
 
     launcher = sandbox.Launcher(settings, kill_wait_seconds=await _kill_wait_seconds(cluster.slurm))
@@ -139,8 +143,8 @@ async def _kill_wait_seconds(slurm: slurm_client.Slurm) -> int:
 class Cluster:
     """What the Slurm cluster has, asked now and then; the newest answer counts."""
 
-    def __init__(self, slurm: slurm_client.Slurm, facts: node.Facts) -> None:
-        self.slurm, self.facts = slurm, facts
+    def __init__(self, slurm: slurm_client.Slurm, facts: node.Facts, *, has_subordinate_ids: bool) -> None:
+        self.slurm, self.facts, self._has_subordinate_ids = slurm, facts, has_subordinate_ids
         self.capacity: slurm_model.Capacity | None = None
         self.answered_at: float | None = None
         self.started_at = time.time()
@@ -169,6 +173,7 @@ class Cluster:
             name=self.facts.name,
             allocatable={name: quantity.parse(value) for name, value in offered.items()},
             labels=node.labels(self.facts),
+            has_subordinate_ids=self._has_subordinate_ids,
         )
 
 
@@ -208,6 +213,7 @@ class Kubelet:
         self.node = node.NodeController(kube, cluster.facts, self._observe)
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
+        LOG.info("Pods' network", mode=network, has_subordinate_ids=not sandbox.has_one_id(site))
         where = translate.Site(
             cluster_domain=settings.cluster_domain,
             api_host=control_plane.api_address,
@@ -216,6 +222,7 @@ class Kubelet:
             prelude=settings.prelude,
             settings_flags=flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {},
             network=network,
+            has_one_id=sandbox.has_one_id(site),
         )
         preparer = prepare.Preparer(
             kube=kube,
@@ -225,6 +232,7 @@ class Kubelet:
             recorder=self._recorder,
             site=where,
             launcher=launcher,
+            addresses=addresses.Addresses(settings.pod_cidr, pods=lambda: self.pods.informer.objects),
             state=state,
         )
         self.pods.serve(
