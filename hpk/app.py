@@ -208,12 +208,17 @@ class Kubelet:
         self._services = informer.Informer(kube, "/api/v1/services")
         self._poller = poller.Poller(cluster.slurm, poll_seconds=settings.poll_seconds)
         self._reporter = report.Reporter(kube)
-        self._store = store.ImageStore(settings.images_directory, insecure=settings.insecure_registries)
+        has_one_id = sandbox.has_one_id(site)
+        self._store = store.ImageStore(
+            settings.images_directory / "one-id" if has_one_id else settings.images_directory,
+            insecure=settings.insecure_registries,
+            has_one_owner=has_one_id,
+        )
         self._images: tuple[node.Image, ...] = ()
         self.node = node.NodeController(kube, cluster.facts, self._observe)
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
-        LOG.info("Pods' network", mode=network, has_subordinate_ids=not sandbox.has_one_id(site))
+        LOG.info("Pods' network", mode=network, has_subordinate_ids=not has_one_id)
         where = translate.Site(
             cluster_domain=settings.cluster_domain,
             api_host=control_plane.api_address,
@@ -222,7 +227,7 @@ class Kubelet:
             prelude=settings.prelude,
             settings_flags=flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {},
             network=network,
-            has_one_id=sandbox.has_one_id(site),
+            has_one_id=has_one_id,
         )
         preparer = prepare.Preparer(
             kube=kube,

@@ -18,10 +18,8 @@ FUSE_OVERLAY = "/usr/bin/fuse-overlayfs"
 class Images:
     """The mounted images of one pod, below a directory on scratch."""
 
-    def __init__(self, directory: str, *, source: str, has_one_id: bool = False) -> None:
+    def __init__(self, directory: str, *, source: str) -> None:
         self._directory = directory
-        # With one id to show, all files are root's: as "nobody's" they could be neither changed nor, often, read.
-        self._options = "allow_other,ro,nosuid,nodev" + (",uid=0,gid=0" if has_one_id else "")
         self._source = source
         self._processes: dict[tuple[str, int], int] = {}
         self._mounted: dict[tuple[str, int], str] = {}
@@ -35,7 +33,7 @@ class Images:
         target = os.path.join(self._directory, str(len(self._mounted)))
         os.mkdir(target, 0o755)
         self._mounted[key] = target
-        options = self._options + (f",offset={offset}" if offset else "")
+        options = "allow_other,ro,nosuid,nodev" + (f",offset={offset}" if offset else "")
         argv = [SQUASHFUSE, "-o", options, os.path.join(self._source, file), target]
         self._processes[key] = processes.spawn(argv, blocked_signals=processes.STEADFAST)
 

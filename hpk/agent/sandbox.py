@@ -92,9 +92,7 @@ class Sandbox:
         )
         if self.has_one_id:
             self._mount_for_nested(private)
-        self.images = images.Images(
-            os.path.join(self.places.scratch, "images"), source=self.places.images, has_one_id=self.has_one_id
-        )
+        self.images = images.Images(os.path.join(self.places.scratch, "images"), source=self.places.images)
         for container in self.plan["containers"]:
             self.images.start(container["image_file"], offset=container["image_offset"])
         os.makedirs(os.path.join(self.places.scratch, "roots"), mode=0o755, exist_ok=True)
