@@ -7,7 +7,8 @@ help:
 	@echo 'make demo                  from nothing to pods on a simulated Slurm cluster (45 min the first time, then 1)'
 	@echo 'make test                  every test, the ones on the simulated cluster included'
 	@echo 'make check                 format, lint, types, import contracts, unit tests (under a minute)'
-	@echo 'make cases [CASES=...]     ../shared/cases, or the named files and folders, on the running cluster'
+	@echo 'make cases [CASES=...] [PROFILE=bare]'
+	@echo '                           ../shared/cases, or the named files and folders, on the running cluster'
 	@echo 'make bench [BENCH=NAME]    measure; writes build/bench.json'
 	@echo 'make image                 build/hpk.sif'
 	@echo 'make clean                 stop the simulated cluster and remove what was built here; the cache stays'
@@ -22,7 +23,7 @@ check:
 	@scripts/check.sh
 
 cases:
-	@scripts/cases.sh $(CASES)
+	@SITE_PROFILE=$(PROFILE) scripts/cases.sh $(CASES)
 
 bench:
 	@scripts/bench.sh $(BENCH)

@@ -19,7 +19,7 @@ from hpk.controlplane import plane
 from hpk.images import store
 from hpk.kube import client, informer, quantity
 from hpk.link import server as link_server
-from hpk.network import sandbox
+from hpk.network import addresses, sandbox
 from hpk.node import auth, host, lease, node
 from hpk.node import server as node_server
 from hpk.pods import (
@@ -122,7 +122,12 @@ async def _start(
     lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
     binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
     site = await _patiently(lambda: gateway.site(apptainer=settings.apptainer))
-    cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site), settings_flags(settings))
+    cluster = Cluster(
+        slurm_client.Slurm(gateway),
+        _node_facts(settings, control_plane, site),
+        settings_flags(settings),
+        has_subordinate_ids=not sandbox.has_one_id(site),
+    )
     await cluster.refresh()
 
     launcher = sandbox.Launcher(settings, kill_wait_seconds=await _kill_wait_seconds(cluster.slurm))
@@ -173,9 +178,15 @@ class Cluster:
     """What the Slurm cluster has, asked now and then; the newest answer counts."""
 
     def __init__(
-        self, slurm: slurm_client.Slurm, facts: node.Facts, flags: Mapping[str, str | None] | None = None
+        self,
+        slurm: slurm_client.Slurm,
+        facts: node.Facts,
+        flags: Mapping[str, str | None] | None = None,
+        *,
+        has_subordinate_ids: bool = True,
     ) -> None:
         self.slurm, self.facts, self.flags = slurm, facts, flags or {}
+        self._has_subordinate_ids = has_subordinate_ids
         self.partition_names: frozenset[str] = frozenset()
         self.named_at = 0.0
         self.capacity: slurm_model.Capacity | None = None
@@ -212,6 +223,7 @@ class Cluster:
             capacity=self.capacity,
             partition_names=self.partition_names,
             flags=self.flags,
+            has_subordinate_ids=self._has_subordinate_ids,
         )
 
 
@@ -247,11 +259,17 @@ class Kubelet:
         self._services = informer.Informer(kube, "/api/v1/services")
         self._poller = poller.Poller(cluster.slurm, poll_seconds=settings.poll_seconds)
         self._reporter = report.Reporter(kube)
-        self._store = store.ImageStore(settings.images_directory, insecure=settings.insecure_registries)
+        has_one_id = sandbox.has_one_id(site)
+        self._store = store.ImageStore(
+            settings.images_directory / "one-id" if has_one_id else settings.images_directory,
+            insecure=settings.insecure_registries,
+            has_one_owner=has_one_id,
+        )
         self._images: tuple[node.Image, ...] = ()
         self.node = node.NodeController(kube, cluster.facts, self._observe)
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
+        LOG.info("Pods' network", mode=network, has_subordinate_ids=not has_one_id)
         where = translate.Site(
             cluster_domain=settings.cluster_domain,
             api_host=control_plane.api_address,
@@ -260,6 +278,7 @@ class Kubelet:
             prelude=settings.prelude,
             settings_flags=cluster.flags,
             network=network,
+            has_one_id=has_one_id,
         )
         preparer = prepare.Preparer(
             kube=kube,
@@ -269,6 +288,7 @@ class Kubelet:
             recorder=self._recorder,
             site=where,
             launcher=launcher,
+            addresses=addresses.Addresses(settings.pod_cidr, pods=lambda: self.pods.informer.objects),
             state=state,
         )
         self.pods.serve(

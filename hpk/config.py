@@ -53,7 +53,7 @@ class Settings:
     address: str = ""
     """The IPv4 address of this host that the other nodes can reach; by default found out."""
     network: str = "auto"
-    """``auto``, ``flannel`` or ``host``."""
+    """``auto``, ``flannel``, ``overlay`` or ``host``; ``auto`` takes the first of them that the site allows."""
     service_cidr: str = "10.96.0.0/16"
     """ClusterIPs."""
     pod_cidr: str = "10.244.0.0/16"
@@ -85,7 +85,7 @@ class Settings:
         return self.image or self.state / "hpk.sif"
 
 
-NETWORKS = ("auto", "flannel", "host")
+NETWORKS = ("auto", "flannel", "overlay", "host")
 
 
 def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:

@@ -101,8 +101,20 @@ class ContainerPlan(TypedDict):
     memory_limit: NotRequired[int | None]
 
 
+class Address(TypedDict):
+    """The pod's own address, where HPK gives it (network ``overlay``); ``gateway`` is in the same network."""
+
+    ip: str
+    prefix_length: int
+    gateway: str
+
+
 class PodPlan(TypedDict):
-    """``spec.json``: all that the agent must know to run the pod."""
+    """``spec.json``: all that the agent must know to run the pod.
+
+    ``address`` is there in network ``overlay``.  ``has_one_id``: the site gives no subordinate ids, so that every
+    user of the pod is the one who submitted its job.
+    """
 
     version: int
     uid: str
@@ -112,7 +124,9 @@ class PodPlan(TypedDict):
     restart_policy: Literal["Always", "OnFailure", "Never"]
     grace_seconds: int
     deadline_at: float | None
-    network: Literal["flannel", "host"]
+    network: Literal["flannel", "overlay", "host"]
+    address: NotRequired[Address]
+    has_one_id: NotRequired[bool]
     hosts: str
     resolv_conf: str | None
     link: Link

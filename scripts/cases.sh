@@ -3,7 +3,7 @@
 #
 #   scripts/cases.sh [FILE_OR_FOLDER ...]    ../shared/cases if none is named
 #
-# Uses the cluster that runs; starts one if none does.  HAVE names what this cluster can do (the runner skips
+# Uses the cluster that runs; starts one if none does, or another profile's where SITE_PROFILE names one.  HAVE names what this cluster can do (the runner skips
 # cases that need more), JOBS how many cases run at a time.
 set -euo pipefail
 here=$PWD
@@ -18,7 +18,9 @@ runner=$root/../shared/cases/run
 as_alice() { tests/site/site run --user alice ctl -- "$@"; }
 is_ready() { as_alice kubectl --request-timeout=3s get node hpk </dev/null 2>/dev/null | grep -qw Ready; }
 
-is_ready || python3 tests/cluster.py up >&2
+is_profile() { [ -z "${SITE_PROFILE:-}" ] || tests/site/site status | grep -q "^profile $SITE_PROFILE:"; }
+
+{ is_profile && is_ready; } || python3 tests/cluster.py up >&2
 
 staged=$(mktemp -d)
 remote=cases-$$

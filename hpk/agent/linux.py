@@ -10,6 +10,12 @@ NO_SUID = 0x2
 NO_DEVICES = 0x4
 NO_EXECUTE = 0x8
 
+NEW_MOUNTS = 0x20000
+NEW_HOSTNAME = 0x4000000
+NEW_IPC = 0x8000000
+NEW_USERS = 0x10000000
+NEW_NETWORK = 0x40000000
+
 _DETACH = 0x2
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -41,6 +47,15 @@ def unmount(target: str) -> None:
         OSError: Nothing is mounted there.
     """
     _check(_libc.umount2(os.fsencode(target), _DETACH), f"unmount {target}")
+
+
+def unshare(flags: int) -> None:
+    """Move this process, which must have one thread only, into new namespaces.
+
+    Raises:
+        OSError: The kernel or the site's administrator does not allow it.
+    """
+    _check(_libc.unshare(flags), "make namespaces")
 
 
 def set_hostname(name: str) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 
 from hpk import jobdir
-from hpk.agent import processes, quickjson, runs, sandbox, volumes
+from hpk.agent import namespaces, processes, quickjson, runs, sandbox, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,10 +69,13 @@ def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -
         )
         return start
     try:
+        helper = namespaces.enter(plan)
         box.prepare()
         start.mark("sandbox")
         box.make_volumes()
         start.mark("volumes")
+        namespaces.attached(helper)
+        start.mark("network")
     except volumes.MountFailed as error:
         start.failure = "FailedMount", str(error)
         return start

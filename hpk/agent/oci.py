@@ -72,6 +72,7 @@ def configuration(
     binds: list[Bind],
     owns_network: bool,
     oom_score: int,
+    one_id: str | None = None,
 ) -> dict[str, Any]:
     """The whole ``config.json``.
 
@@ -84,15 +85,25 @@ def configuration(
         binds: Volumes and the pod's own files; where two have the same path the later wins.
         owns_network: Whether the sandbox has a network namespace of its own, without which sysfs is the host's.
         oom_score: ``oom_score_adj`` of the container.
+        one_id: Where the pod has one id only: the directory with what a nested user namespace cannot mount.
     """
+    namespaces: list[dict[str, str]] = [{"type": "pid"}, {"type": "mount"}]
+    mappings: dict[str, Any] = {}
+    nested = None
+    if one_id is not None and (identity.uid, identity.gid) != (0, 0):
+        # The pod's one id under another number: what it owns is the container's.
+        nested = one_id
+        namespaces.append({"type": "user"})
+        mappings = {"uidMappings": _mapping(identity.uid), "gidMappings": _mapping(identity.gid)}
     return {
         "ociVersion": "1.0.2",
         "process": process(container, identity=identity, argv=argv, env=env) | {"oomScoreAdj": oom_score},
         "root": {"path": root, "readonly": container["read_only_root"]},
-        "mounts": _mounts(binds, owns_network=owns_network),
+        "mounts": _mounts(binds, owns_network=owns_network, has_one_id=one_id is not None, nested=nested),
         "linux": {
-            # The rest (network, ipc, uts, user) is the sandbox's: shared by the pod's containers.
-            "namespaces": [{"type": "pid"}, {"type": "mount"}],
+            # The rest (network, ipc, uts, most often user) is the sandbox's: shared by the pod's containers.
+            "namespaces": namespaces,
+            **mappings,
             "maskedPaths": list(MASKED),
             "readonlyPaths": list(READ_ONLY),
         },
@@ -137,15 +148,27 @@ def _capability(name: str) -> str:
     return upper if upper.startswith("CAP_") else f"CAP_{upper}"
 
 
-def _mounts(binds: list[Bind], *, owns_network: bool) -> list[dict[str, Any]]:
+def _mapping(number: int) -> list[dict[str, int]]:
+    return [{"containerID": number, "hostID": 0, "size": 1}]
+
+
+def _mounts(binds: list[Bind], *, owns_network: bool, has_one_id: bool, nested: str | None) -> list[dict[str, Any]]:
+    terminals = "" if has_one_id else ",gid=5"
     base: list[dict[str, Any]] = [
         _mount("/proc", "proc", "proc", "nosuid,noexec,nodev"),
         _mount("/dev", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
-        _mount("/dev/pts", "devpts", "devpts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5"),
-        _mount("/dev/mqueue", "mqueue", "mqueue", "nosuid,noexec,nodev"),
+        _mount("/dev/pts", "devpts", "devpts", f"nosuid,noexec,newinstance,ptmxmode=0666,mode=0620{terminals}"),
+        _mount("/dev/mqueue", "mqueue", "mqueue", "nosuid,noexec,nodev")
+        if nested is None
+        else _mount("/dev/mqueue", "bind", f"{nested}/mqueue", "rbind,rprivate,nosuid,noexec,nodev"),
         _mount("/sys", "sysfs", "sysfs", "nosuid,noexec,nodev,ro")
-        if owns_network
-        else _mount("/sys", "bind", "/sys", "rbind,rprivate,nosuid,noexec,nodev,ro"),
+        if owns_network and nested is None
+        else _mount(
+            "/sys",
+            "bind",
+            f"{nested}/sys" if owns_network else "/sys",
+            "rbind,rprivate,nosuid,noexec,nodev,ro",
+        ),
     ]
     chosen = {_clean(bind.path): bind for bind in binds}
     # Parents first, whatever the plan's order: a mount below another must not vanish under it.

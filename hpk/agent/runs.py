@@ -102,6 +102,8 @@ def _begin(box: sandbox.Sandbox, run: Run) -> None:
     identity = users.identify(
         container["user"], passwd=inroot.read(lower, "etc/passwd"), group=inroot.read(lower, "etc/group")
     )
+    if box.has_one_id:
+        identity.groups = []  # there are none but the one
     os.mkdir(run.directory, 0o700)
     with open(run.message_file, "xb") as file:
         os.fchmod(file.fileno(), 0o666)
@@ -114,6 +116,7 @@ def _begin(box: sandbox.Sandbox, run: Run) -> None:
         binds=_binds(box, run),
         owns_network=box.owns_network,
         oom_score=box.oom_score,
+        one_id=box.places.private if box.has_one_id else None,
     )
     run.process = configuration["process"]
     text = quickjson.dumps(configuration).encode("utf-8", "surrogateescape")

@@ -62,7 +62,9 @@ class Sandbox:
         self.facts = facts
         self.places = places
         self.owns_network = plan["network"] != "host"
-        self.pod_ip = own_address()
+        self.has_one_id = plan.get("has_one_id", False)
+        self.address = plan.get("address")
+        self.pod_ip = self.address["ip"] if self.address else own_address()
         self.host_ip = facts.host_ip or ("" if self.owns_network else self.pod_ip)
         self.images: images.Images
         self.volumes: volumes.Volumes
@@ -88,6 +90,8 @@ class Sandbox:
             flags=linux.NO_SUID | linux.NO_DEVICES | linux.NO_EXECUTE,
             options=f"mode=1777,size={_SHM_SIZE}",
         )
+        if self.has_one_id:
+            self._mount_for_nested(private)
         self.images = images.Images(os.path.join(self.places.scratch, "images"), source=self.places.images)
         for container in self.plan["containers"]:
             self.images.start(container["image_file"], offset=container["image_offset"])
@@ -100,6 +104,13 @@ class Sandbox:
         )
         self._set_kernel()
         self._write_etc()
+
+    def _mount_for_nested(self, private: str) -> None:
+        """What a container with a user namespace of its own cannot mount: it belongs to the pod's."""
+        kinds = {"mqueue": "mqueue", "sys": "sysfs"} if self.owns_network else {"mqueue": "mqueue"}
+        for name, kind in kinds.items():
+            os.mkdir(path := os.path.join(private, name), 0o755)
+            linux.mount(kind, path, kind, flags=linux.NO_SUID | linux.NO_DEVICES | linux.NO_EXECUTE)
 
     def make_volumes(self) -> None:
         """Make the pod's volumes.
@@ -126,7 +137,7 @@ class Sandbox:
         if self.owns_network:
             # A server that is not root may bind port 80, and anybody may ping, as under containerd.
             _write_quietly("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
-            _write_quietly("/proc/sys/net/ipv4/ping_group_range", "0 65535")
+            _write_quietly("/proc/sys/net/ipv4/ping_group_range", "0 0" if self.has_one_id else "0 65535")
         with open("/proc/self/oom_score_adj", encoding="ascii") as file:
             # The agent must be the last of the pod that a memory shortage kills; to raise is always allowed.
             self.oom_score = min(1000, int(file.read()) + 500)
@@ -140,6 +151,8 @@ class Sandbox:
         if resolv_conf is None:
             with open("/etc/resolv.conf", encoding="utf-8", errors="surrogateescape") as file:
                 resolv_conf = file.read()
+            if self.address:
+                resolv_conf = reachable_servers(resolv_conf, instead=self.address["gateway"])
         texts = {"hosts": self.plan["hosts"], "hostname": self.plan["hostname"] + "\n", "resolv.conf": resolv_conf}
         for name, text in texts.items():
             with open(self.etc(name), "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -155,7 +168,9 @@ class Sandbox:
         for name in ("images", "roots", "volumes"):
             if os.path.isdir(path := os.path.join(self.places.scratch, name)):
                 shutil.rmtree(path, onerror=_say)
-        images.unmount_quietly(os.path.join(self.places.private, "shm"))
+        for name in ("shm", "mqueue", "sys"):
+            if os.path.ismount(path := os.path.join(self.places.private, name)):
+                images.unmount_quietly(path)
         for name in _names(os.path.join(self.places.private, "memory")):
             images.unmount_quietly(os.path.join(self.places.private, "memory", name))
         images.unmount_quietly(self.places.private)
@@ -176,6 +191,13 @@ def own_address() -> str:
     finally:
         family.close()
     return address
+
+
+def reachable_servers(resolv_conf: str, *, instead: str) -> str:
+    """A resolv.conf of the node, for a pod that has a loopback of its own: ``instead`` leads to a server there."""
+    lines = resolv_conf.splitlines(keepends=True)
+    loopback = ("nameserver 127.", "nameserver ::1", "nameserver 0.")
+    return "".join(f"nameserver {instead}\n" if line.startswith(loopback) else line for line in lines)
 
 
 def _names(directory: str) -> list[str]:

@@ -83,8 +83,11 @@ class Result(NamedTuple):
     seconds: float
 
 
-def convert(layer_files: Sequence[str], *, output: str) -> Result:
+def convert(layer_files: Sequence[str], *, output: str, has_one_owner: bool = False) -> Result:
     """Write the squashfs file that the layers, the lowest first, add up to.
+
+    With ``has_one_owner`` all files are root's, for pods that have one id only: what belongs to an id that a user
+    namespace does not have can neither be changed in it nor, if it is not open to all, be read.
 
     Raises:
         layers.BadLayer: A layer is damaged or breaks the format's rules.
@@ -93,7 +96,7 @@ def convert(layer_files: Sequence[str], *, output: str) -> Result:
     started = time.monotonic()
     tree = layers.Tree()
     for file in layer_files:
-        tree.apply(_entries(file))
+        tree.apply(_entries(file, has_one_owner=has_one_owner))
     tree.add_mount_points()
     try:
         with _mksquashfs(output, root=tree.root.entry) as sink:
@@ -105,7 +108,7 @@ def convert(layer_files: Sequence[str], *, output: str) -> Result:
     return Result(files=files, size_bytes=size_bytes, seconds=time.monotonic() - started)
 
 
-def _entries(file: str) -> Iterator[layers.Entry]:
+def _entries(file: str, *, has_one_owner: bool) -> Iterator[layers.Entry]:
     with _members(file) as archive:
         for number, member in enumerate(_numbered(archive)):
             kind = _KINDS.get(member.type)
@@ -116,8 +119,8 @@ def _entries(file: str) -> Iterator[layers.Entry]:
                 name=member.name,
                 kind=kind,
                 mode=member.mode & 0o7777,
-                uid=member.uid,
-                gid=member.gid,
+                uid=0 if has_one_owner else member.uid,
+                gid=0 if has_one_owner else member.gid,
                 mtime=max(0, int(member.mtime)),
                 size=member.size if kind == "file" else 0,
                 link=member.linkname,
@@ -349,7 +352,8 @@ def main() -> int:
     request = json.load(sys.stdin)
     answer: dict[str, Any]
     try:
-        result = convert(request["layers"], output=request["output"])
+        has_one_owner = request.get("has_one_owner", False)
+        result = convert(request["layers"], output=request["output"], has_one_owner=has_one_owner)
         answer = {"files": result.files, "bytes": result.size_bytes, "seconds": result.seconds}
     except layers.BadLayer as error:
         answer = {"error": str(error), "is_images_fault": True}

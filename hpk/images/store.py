@@ -52,6 +52,7 @@ class ImageStore:
         directory: On the file system that all nodes share; made when first needed.
         insecure: ``host:port`` of registries that speak plain HTTP.
         conversions: How many images are converted at once; each uses all CPUs for a moment.
+        has_one_owner: Whether all files of converted images shall be root's; such images need a directory of their own.
         client: Speaks to the registries; a test gives its own.
     """
 
@@ -61,9 +62,11 @@ class ImageStore:
         *,
         insecure: Collection[str] = (),
         conversions: int = 1,
+        has_one_owner: bool = False,
         client: registry.Registry | None = None,
     ) -> None:
         self._directory = directory
+        self._has_one_owner = has_one_owner
         self._registry = client or registry.Registry(insecure=insecure)
         self._cache = cache.Cache(directory)
         self._resolving: flights.Flights[str] = flights.Flights()
@@ -213,7 +216,11 @@ class ImageStore:
             downloaded = time.monotonic()
             output = workspace / "image.sqfs"
             async with self._conversions:
-                answer = await _convert([str(files[layer.digest]) for layer in layers], output=str(output))
+                answer = await _convert(
+                    [str(files[layer.digest]) for layer in layers],
+                    output=str(output),
+                    has_one_owner=self._has_one_owner,
+                )
             if "error" in answer:
                 if answer["is_images_fault"]:
                     raise errors.ImageRefused(f"failed to extract layer: {answer['error']}")
@@ -250,7 +257,7 @@ class ImageStore:
         return errors.Retryable(f"cannot write to {self._directory}: {error.strerror or error}{advice}")
 
 
-async def _convert(files: Sequence[str], *, output: str) -> dict[str, Any]:
+async def _convert(files: Sequence[str], *, output: str, has_one_owner: bool) -> dict[str, Any]:
     """Run the converter, and end it and its children with us."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -264,7 +271,7 @@ async def _convert(files: Sequence[str], *, output: str) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     try:
-        request = json.dumps({"layers": files, "output": output}).encode()
+        request = json.dumps({"layers": files, "output": output, "has_one_owner": has_one_owner}).encode()
         said, complaint = await process.communicate(request)
     finally:
         if process.returncode is None:

@@ -31,6 +31,8 @@ FACTS = (
 """What only the job knows, for :class:`hpk.agent.sandbox.Facts`."""
 DEVICES = ("/dev/fuse", "/dev/full")
 """Not among the devices of ``--containall``: FUSE carries the images, and containers expect /dev/full."""
+TUN = "/dev/net/tun"
+"""Through which pasta reaches a pod's network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +42,14 @@ class Sandbox:
     Attributes:
         apptainer: The site's command.
         image: hpk.sif.
-        network: ``flannel`` or ``host``.
+        network: ``flannel``, ``overlay`` or ``host``.
         pod: The pod's directory.
         images: The directory of converted images.
         endpoint: The directory of endpoint.json.
         scratch: The directory on the node; ``$HPK_SCRATCH`` in it is for the job's shell.
         has_host: Whether the node's own files are needed: hostPath volumes, images outside ``images``.
         has_gpu: Whether NVIDIA's libraries and devices are.
+        has_one_id: Whether the user has no subordinate ids; the agent then makes itself root of the pod.
         kill_wait_seconds: How long Slurm waits between SIGTERM and SIGKILL.
     """
 
@@ -59,6 +62,7 @@ class Sandbox:
     scratch: str = "$HPK_SCRATCH"
     has_host: bool = False
     has_gpu: bool = False
+    has_one_id: bool = False
     kill_wait_seconds: int = 30
 
 
@@ -79,7 +83,9 @@ class Commands:
 
 def start(box: Sandbox) -> list[str]:
     """The argv that starts the agent in its sandbox; it ends when the agent has."""
-    argv = [box.apptainer, "--silent", "exec", "--fakeroot", "--containall", "--uts", "--no-home", "--no-eval"]
+    argv = [box.apptainer, "--silent", "exec", *_ids(box), "--containall", "--no-home", "--no-eval"]
+    if not box.has_one_id:
+        argv.append("--uts")  # else the host name is the agent's own to separate
     # The agent reaps for itself: Apptainer's own init would be 20 MB of each pod's job for nothing.
     argv.append("--no-init")
     if box.network == "flannel":
@@ -95,8 +101,15 @@ def start(box: Sandbox) -> list[str]:
 def clean(box: Sandbox) -> list[str]:
     """The argv that removes the contents of the scratch directory with all the ids that made them."""
     mount = _mount(box.scratch, jobdir.SANDBOX_SCRATCH, "")
-    argv = [box.apptainer, "--silent", "exec", "--fakeroot", "--containall", "--no-home", "--mount", mount, box.image]
+    argv = [box.apptainer, "--silent", "exec", *_ids(box), "--containall", "--no-home", "--mount", mount, box.image]
+    if box.has_one_id:
+        argv += ["/usr/bin/unshare", "--user", "--map-root-user"]  # root may remove what lies in closed directories
     return [*argv, "/usr/bin/find", jobdir.SANDBOX_SCRATCH, "-mindepth", "1", "-delete"]
+
+
+def _ids(box: Sandbox) -> list[str]:
+    """With subordinate ids Apptainer maps them all; without, ``--fakeroot`` would fake ownership by a preload."""
+    return ["--userns"] if box.has_one_id else ["--fakeroot"]
 
 
 def _binds(box: Sandbox) -> list[tuple[str, str, str]]:
@@ -105,7 +118,7 @@ def _binds(box: Sandbox) -> list[tuple[str, str, str]]:
         (box.images, jobdir.SANDBOX_IMAGES, "ro"),
         (box.endpoint, jobdir.SANDBOX_ENDPOINT, "ro"),
         (box.scratch, jobdir.SANDBOX_SCRATCH, ""),
-        *((device, device, "") for device in DEVICES),
+        *((device, device, "") for device in (*DEVICES, *([TUN] if box.network == "overlay" else []))),
     ]
     return [*binds, ("/", jobdir.SANDBOX_HOST, "")] if box.has_host else binds
 
@@ -137,6 +150,7 @@ class Launcher:
             has_host=any(volume["kind"] == "host_path" for volume in plan["volumes"])
             or any(file.startswith(jobdir.SANDBOX_HOST + "/") for file in images),
             has_gpu=any(container["gpu"] for container in plan["containers"]),
+            has_one_id=plan.get("has_one_id", False),
             kill_wait_seconds=self._kill_wait_seconds,
         )
         scratch = f'"{settings.scratch}/hpk-{plan["uid"]}"'
@@ -147,18 +161,23 @@ def choose(wanted: str, site: Mapping[str, Any]) -> str:
     """The network mode: what the settings say, or with ``auto`` the best that the site has.
 
     Args:
-        wanted: ``auto``, ``flannel`` or ``host``.
+        wanted: One of :data:`hpk.config.NETWORKS`.
         site: What the gateway found on the host (see ``site`` in :mod:`hpk.slurm.gateway`).
 
     Raises:
-        errors.Fatal: ``flannel`` is wanted, but the site does not have it; says what is missing.
+        errors.Fatal: A mode is wanted that the site does not have; says what is missing.
     """
-    missing = missing_for_flannel(site)
-    if wanted == "flannel" and missing:
-        raise errors.Fatal(f"Cannot use network 'flannel' here: {'; '.join(missing)} (HPK_NETWORK=host works without)")
+    lacks = {"flannel": missing_for_flannel(site), "overlay": missing_for_overlay(site)}
     if wanted == "auto":
-        return "host" if missing else "flannel"
+        return next((mode for mode, missing in lacks.items() if not missing), "host")
+    if missing := lacks.get(wanted):
+        raise errors.Fatal(f"Cannot use network '{wanted}' here: {'; '.join(missing)} (HPK_NETWORK=host works without)")
     return wanted
+
+
+def has_one_id(site: Mapping[str, Any]) -> bool:
+    """Whether the user has no subordinate ids here, so that all users of a pod are the one."""
+    return not (site.get("subuid") and site.get("subgid"))
 
 
 def missing_for_flannel(site: Mapping[str, Any]) -> list[str]:
@@ -168,7 +187,17 @@ def missing_for_flannel(site: Mapping[str, Any]) -> list[str]:
         "Apptainer is not on PATH": bool(apptainer),
         "Apptainer is not installed setuid": bool(apptainer.get("setuid")),
         "Apptainer has no CNI network named 'fakeroot'": "fakeroot" in (apptainer.get("networks") or ()),
-        "you have no subordinate ids in /etc/subuid and /etc/subgid": bool(site.get("subuid") and site.get("subgid")),
+        "you have no subordinate ids in /etc/subuid and /etc/subgid": not has_one_id(site),
         "flanneld does not run (no /run/flannel/subnet.env)": bool(site.get("flannel")),
+    }
+    return [text for text, is_there in tests.items() if not is_there]
+
+
+def missing_for_overlay(site: Mapping[str, Any]) -> list[str]:
+    """What this host lacks for network mode ``overlay``, each in a user's words; empty if nothing."""
+    tests = {
+        "Apptainer is not on PATH": bool(site.get("apptainer")),
+        "users may not make namespaces (user.max_user_namespaces is 0)": bool(site.get("user_namespaces")),
+        "/dev/net/tun is not there for users": bool(site.get("tun")),
     }
     return [text for text, is_there in tests.items() if not is_there]

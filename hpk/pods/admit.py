@@ -37,6 +37,11 @@ NODE_RESOURCES = {
 UNSET_MEMORY_BYTES = 1 << 20
 """What Slurm says of a node whose memory nobody configured."""
 
+ONE_ID = (
+    ": your account has no subordinate ids on this site, so a pod has one id only"
+    " (ask your administrator for entries in /etc/subuid and /etc/subgid)"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
@@ -49,6 +54,7 @@ class Cluster:
         capacity: What Slurm last said of its nodes and partitions; None if it has said nothing.
         partition_names: All partitions, those too that are hidden from this user; empty if not known.
         flags: The settings' sbatch options for every pod.
+        has_subordinate_ids: Whether a pod can have more ids than the user's own.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Cluster:
     capacity: slurm_model.Capacity | None = None
     partition_names: frozenset[str] = frozenset()
     flags: Mapping[str, str | None] = field(default_factory=dict)
+    has_subordinate_ids: bool = True
 
 
 def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
@@ -67,6 +74,8 @@ def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
     """
     pod = v1.pod(raw)
     problems = [*_unsupported(raw), *_annotations(pod), *_security(pod), *_volumes(pod)]
+    if not cluster.has_subordinate_ids:
+        problems += _several_ids(pod)
     if problems:
         raise errors.PodRefused("; ".join(problems))
     _check_placement(pod, cluster)
@@ -142,6 +151,26 @@ def _security(pod: v1.Pod) -> list[str]:
         for where, profile in profiles
         if profile and profile.type == "Localhost"
     ]
+    return problems
+
+
+def _several_ids(pod: v1.Pod) -> list[str]:
+    """What one id cannot do.  It can be any one: a container that asks for a uid gets its number."""
+    context = pod.spec.security_context
+    problems = []
+    if context.fs_group is not None:
+        problems.append(f"spec.securityContext.fsGroup {context.fs_group}{ONE_ID}")
+    if context.supplemental_groups:
+        groups = ", ".join(map(str, context.supplemental_groups))
+        problems.append(f"spec.securityContext.supplementalGroups {groups}{ONE_ID}")
+    for name, default, wanted in (
+        ("runAsUser", context.run_as_user, [c.security_context.run_as_user for c in pod.all_containers]),
+        ("runAsGroup", context.run_as_group, [c.security_context.run_as_group for c in pod.all_containers]),
+    ):
+        numbers = {default if number is None else number for number in wanted} - {None}
+        if len(numbers) > 1:
+            listed = " and ".join(str(number) for number in sorted(n for n in numbers if n is not None))
+            problems.append(f"securityContext.{name} {listed} in one pod{ONE_ID}")
     return problems
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpk.images import image as images
     from hpk.images import store
     from hpk.kube import client, v1
-    from hpk.network import sandbox
+    from hpk.network import addresses, sandbox
     from hpk.pods import events
 
 FIRST_PULL_PAUSE_SECONDS = 10.0
@@ -93,10 +93,12 @@ class Preparer:
         recorder: events.Recorder,
         site: translate.Site,
         launcher: sandbox.Launcher,
+        addresses: addresses.Addresses,
         state: jobdir.State,
     ) -> None:
         self._kube, self._store, self._certificates, self._services = kube, store, certificates, services
         self._recorder, self._site, self._launcher, self._state = recorder, site, launcher, state
+        self._addresses = addresses
         self._shared = sources.SharedConfigMaps()
 
     async def prepare(self, pod: v1.Pod, *, cluster: admit.Cluster, started_at: datetime, attempts: Attempts) -> Ready:
@@ -122,6 +124,7 @@ class Preparer:
             services=self._services(),
             link=self._certificates.for_agent(pod.metadata.uid),
             started_at=started_at,
+            address=self._addresses.give(pod.metadata.uid) if self._site.network == "overlay" else None,
         )
         plan = self._plan(pod, cluster, ingredients)
         job = self._job(pod, plan)

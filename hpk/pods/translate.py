@@ -43,6 +43,8 @@ class Site:
         api_host: The API server's address that works from compute nodes.
         images: The directory of converted images.
         settings_flags: Options for every pod's job.
+        network: The mode of pods that do not ask for the host's.
+        has_one_id: Whether the user has no subordinate ids.
     """
 
     cluster_domain: str
@@ -52,6 +54,7 @@ class Site:
     prelude: str
     settings_flags: Mapping[str, str | None]
     network: str
+    has_one_id: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ class Ingredients:
     services: list[dict[str, Any]]
     link: records.Link
     started_at: datetime
+    address: records.Address | None = None
 
 
 class ContainerConfigError(errors.HpkError):
@@ -84,7 +88,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
     _check_host_ports(pod, site)
     deadline = pod.spec.active_deadline_seconds
     containers = [_container(pod, c, site=site, cluster=cluster, found=found) for c in pod.all_containers]
-    return {
+    plan: records.PodPlan = {
         "version": jobdir.VERSION,
         "uid": pod.metadata.uid,
         "namespace": pod.metadata.namespace,
@@ -100,7 +104,11 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "volumes": volume_plan.volumes(pod, found.sources, allocatable=cluster.allocatable),
         "containers": containers,
         "fs_group": pod.spec.security_context.fs_group,
+        "has_one_id": site.has_one_id,
     }
+    if plan["network"] == "overlay" and found.address:
+        plan["address"] = found.address
+    return plan
 
 
 def network(pod: v1.Pod, site: Site) -> str:

@@ -34,6 +34,7 @@ OWNERS = {
     "etc/slurm/slurmdbd.conf": "slurm", "var/spool/slurm/ctld": "slurm", "run/slurm": "slurm",
     "run/mysqld": "mysql", "var/lib/docker-registry": "docker-registry",
 }  # fmt: skip
+SETUID_PART = ("usr/libexec/apptainer/bin/starter-suid", "usr/libexec/apptainer/cni", "etc/apptainer/network")
 
 
 def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -> Files:
@@ -60,6 +61,21 @@ def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -
             out["etc/slurm/slurmdbd.conf"] = (slurmdbd(), 0o600)
             out["etc/mysql/mariadb.conf.d/90-site.cnf"] = (mariadb(), 0o644)
     return out
+
+
+def owners(profile: layout.Profile) -> dict[str, str]:
+    """Return who owns what in the hosts' roots."""
+    database = ("etc/slurm/slurmdbd.conf", "run/mysqld")
+    return {path: owner for path, owner in OWNERS.items() if profile.accounting or path not in database}
+
+
+def absent(profile: layout.Profile) -> tuple[str, ...]:
+    """Return what the layers hold and the profile's hosts do not have.
+
+    Apptainer is packaged in two parts; without the second, its setuid starter and CNI are missing.
+    """
+    gone = () if profile.setuid_apptainer else SETUID_PART
+    return gone if profile.kubectl else (*gone, "usr/local/bin/kubectl")
 
 
 def hosts_file() -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import stat
 import traceback
 from typing import NoReturn
 
@@ -29,11 +30,13 @@ class Root:
     layers: folders, topmost first, that all hosts share and none changes.
     files: {path: (content, mode)}, laid over them for this host.
     owners: {path: user} where that is not root; folders that are missing are made.
+    absent: files and folders of the layers that this host does not have.
     """
 
     layers: tuple[str, ...]
     files: dict[str, tuple[str, int]]
     owners: dict[str, str]
+    absent: tuple[str, ...] = ()
 
 
 def disk(host: layout.Host, name: str) -> pathlib.Path:
@@ -78,6 +81,10 @@ def _lay_out(host: layout.Host, root: Root) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
         path.chmod(mode)
+    for name in root.absent:
+        path = base / "upper" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))  # how overlayfs writes down that a name is gone
 
 
 def _launch(host: layout.Host, root: Root, *, report: int) -> NoReturn:

@@ -46,6 +46,9 @@ PROFILES = {
     "flannel": Profile(
         name="flannel", setuid_apptainer=True, subordinate_ids=True, flannel=True, accounting=True, kubectl=True
     ),
+    "bare": Profile(
+        name="bare", setuid_apptainer=False, subordinate_ids=False, flannel=False, accounting=False, kubectl=True
+    ),
 }
 
 CONTROLLER = Host("ctl", "10.77.0.1", cpus=8, memory_mb=8000)

@@ -177,5 +177,6 @@ def _root(profile: layout.Profile, built: builds.Built, host: layout.Host) -> ho
     return hosts.Root(
         layers=(paths.PROGRAMS, str(built.apptainer), str(built.rootfs)),
         files=config.files(profile, host, base=base),
-        owners=config.OWNERS,
+        owners=config.owners(profile),
+        absent=config.absent(profile),
     )

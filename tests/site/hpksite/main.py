@@ -11,7 +11,12 @@ def parser() -> argparse.ArgumentParser:
     main_parser = argparse.ArgumentParser(prog="site", description="A Slurm cluster of three hosts on this machine.")
     commands = main_parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="build what is missing, start what does not run; quick if all is there")
-    up.add_argument("--profile", choices=sorted(layout.PROFILES), default="flannel", help="how far the site prepared")
+    # The variable chooses for a whole run of tests, wherever in it `up` is called.
+    chosen = os.environ.get("SITE_PROFILE") or "flannel"
+    if chosen not in layout.PROFILES:
+        main_parser.error(f"SITE_PROFILE is '{chosen}', not one of {', '.join(sorted(layout.PROFILES))}")
+    how_far = "how far the site prepared; default: $SITE_PROFILE, else flannel"
+    up.add_argument("--profile", choices=sorted(layout.PROFILES), default=chosen, help=how_far)
     down = commands.add_parser("down", help="remove processes, namespaces and interfaces; /home stays")
     down.add_argument("--purge", action="store_true", help="remove the users' homes too")
     commands.add_parser("status", help="what runs; exit code 0 only if all of it does")

@@ -100,6 +100,36 @@ def test_containers_share_all_but_pid_and_mounts() -> None:
     assert configuration()["linux"]["namespaces"] == [{"type": "pid"}, {"type": "mount"}]
 
 
+def with_one_id(uid: int, gid: int) -> dict[str, Any]:
+    """A configuration where the pod has one id."""
+    return oci.configuration(
+        plan(),
+        root="/root",
+        identity=users.Identity(uid, gid, []),
+        argv=["true"],
+        env=[],
+        binds=[],
+        owns_network=True,
+        oom_score=500,
+        one_id="/private",
+    )
+
+
+def test_the_one_id_gets_the_number_that_the_container_asks_for() -> None:
+    """In a user namespace of its own, which cannot mount what belongs to the pod's; root needs none."""
+    made = with_one_id(1234, 77)
+    assert {"type": "user"} in made["linux"]["namespaces"]
+    assert made["linux"]["uidMappings"] == [{"containerID": 1234, "hostID": 0, "size": 1}]
+    assert made["linux"]["gidMappings"] == [{"containerID": 77, "hostID": 0, "size": 1}]
+    sources = {mount["destination"]: mount["source"] for mount in made["mounts"]}
+    assert (sources["/sys"], sources["/dev/mqueue"]) == ("/private/sys", "/private/mqueue")
+    root = with_one_id(0, 0)
+    assert "uidMappings" not in root["linux"]
+    assert {mount["destination"]: mount["type"] for mount in root["mounts"]}["/sys"] == "sysfs"
+    # There is no group 5 to own terminals.
+    assert not any("gid=5" in mount["options"] for one in (made, root) for mount in one["mounts"])
+
+
 PASSWD = b"root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/home/app:/bin/sh\nbroken\n"
 GROUP = b"root:x:0:\napp:x:1001:\nwheel:x:10:root,app\nextra:x:77:app\n"
 

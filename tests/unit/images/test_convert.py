@@ -38,7 +38,7 @@ LISTED = re.compile(rb"(\S{10}) (\d+)/(\d+) +(\d+) \S+ \S+ squashfs-root/?(.*)")
 CAPABILITY = struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0)  # cap_net_bind_service+ep
 
 
-def converted(tmp_path: Path, *blobs: bytes) -> Path:
+def converted(tmp_path: Path, *blobs: bytes, has_one_owner: bool = False) -> Path:
     """The squashfs file of these layers."""
     files = []
     for number, blob in enumerate(blobs):
@@ -46,7 +46,7 @@ def converted(tmp_path: Path, *blobs: bytes) -> Path:
         file.write_bytes(blob)
         files.append(str(file))
     output = tmp_path / "image.sqfs"
-    convert.convert(files, output=str(output))
+    convert.convert(files, output=str(output), has_one_owner=has_one_owner)
     return output
 
 
@@ -91,6 +91,19 @@ def test_owners_modes_and_kinds_are_true(tmp_path: Path) -> None:
         "l -> home/u/x": ("lrwxrwxrwx", 0, 0),
         "p": ("prw--w----", 0, 0),
     }
+
+
+def test_one_owner_has_everything_where_there_is_one_id(tmp_path: Path) -> None:
+    """Modes stay; files of ids that a pod does not have would be closed to it."""
+    file = converted(
+        tmp_path,
+        fake.layer(
+            fake.directory("home/u/", mode=0o2750, uid=1000, gid=100), fake.Member(name="x", mode=0o600, uid=7, gid=7)
+        ),
+        has_one_owner=True,
+    )
+    found = listing(file)
+    assert (found["home/u"], found["x"]) == (("drwxr-s---", 0, 0), ("-rw-------", 0, 0))
 
 
 @pytest.mark.skipif(mksquashfs_version() < (4, 6), reason="mksquashfs ignores -root-uid")

@@ -99,15 +99,78 @@ SITE: dict[str, Any] = {
 }
 
 
-def test_auto_takes_flannel_where_everything_is_there() -> None:
-    """And host where anything is missing."""
-    assert sandbox.choose("auto", SITE) == "flannel"
-    for key in SITE:
-        assert sandbox.choose("auto", {**SITE, key: None}) == "host"
+OVERLAY = {**SITE, "user_namespaces": 1000, "tun": True}
+
+
+def test_auto_takes_the_best_that_is_there() -> None:
+    """Flannel where everything is there, else overlay, and host where the node forbids that too."""
+    assert sandbox.choose("auto", OVERLAY) == "flannel"
+    for key in ("subuid", "subgid", "flannel"):
+        assert sandbox.choose("auto", {**OVERLAY, key: None}) == "overlay"
+        for other in ("user_namespaces", "tun"):
+            assert sandbox.choose("auto", {**OVERLAY, key: None, other: None}) == "host"
+    assert sandbox.choose("auto", {**OVERLAY, "apptainer": None}) == "host"
+
+
+def test_one_id_is_what_an_account_without_subordinate_ids_has() -> None:
+    """Uids or gids alone are of no use."""
+    assert not sandbox.has_one_id(SITE)
+    assert sandbox.has_one_id({**SITE, "subgid": None})
+
+
+HEAD = ["apptainer", "--silent", "exec"]
+BINDS = {
+    "/run/hpk/pod": "/home/a/.hpk/pods/u-1",
+    "/run/hpk/images": "/home/a/.hpk/images",
+    "/run/hpk/endpoint": "/home/a/.hpk/run",
+    "/run/hpk/scratch": "$HPK_SCRATCH",
+    "/dev/fuse": "/dev/fuse",
+    "/dev/full": "/dev/full",
+}
+
+
+@pytest.mark.parametrize(
+    ("network", "has_one_id", "options", "has_tun"),
+    [
+        (
+            "flannel",
+            False,
+            "--fakeroot --containall --no-home --no-eval --uts --no-init --net --network fakeroot",
+            False,
+        ),
+        ("host", False, "--fakeroot --containall --no-home --no-eval --uts --no-init", False),
+        ("host", True, "--userns --containall --no-home --no-eval --no-init", False),
+        ("overlay", False, "--fakeroot --containall --no-home --no-eval --uts --no-init", True),
+        ("overlay", True, "--userns --containall --no-home --no-eval --no-init", True),
+    ],
+)
+def test_each_mode_s_command_is_this_one(network: str, has_one_id: bool, options: str, has_tun: bool) -> None:  # noqa: FBT001 - a table
+    """What Apptainer is asked for, word by word, and what is bound."""
+    box = dataclasses.replace(BOX, network=network, has_one_id=has_one_id)
+    argv = sandbox.start(box)
+    first = argv.index("--mount")
+    assert argv[:first] == [*HEAD, *options.split()]
+    bound = {target: fields["source"] for target, fields in mounts(argv).items()}
+    assert bound == {**BINDS, **({"/dev/net/tun": "/dev/net/tun"} if has_tun else {})}
+    assert argv[argv.index(BOX.image) :] == [BOX.image, *sandbox.AGENT, *sandbox.FACTS, "kill_wait=30"]
+
+
+def test_one_id_s_scratch_is_removed_by_its_root() -> None:
+    """A directory that the pod has closed to its owner would stop the user's own find."""
+    made = commands(has_one_id=True).clean
+    assert "--fakeroot" not in made
+    assert made[made.index("/usr/bin/unshare") :][:4] == [
+        "/usr/bin/unshare",
+        "--user",
+        "--map-root-user",
+        "/usr/bin/find",
+    ]
 
 
 def test_a_wish_that_cannot_be_had_is_refused_by_name() -> None:
     """The text says what the site lacks."""
     assert sandbox.choose("host", SITE) == "host"
+    with pytest.raises(errors.Fatal, match="/dev/net/tun"):
+        sandbox.choose("overlay", {**OVERLAY, "tun": False})
     with pytest.raises(errors.Fatal, match=r"setuid.*subordinate"):
         sandbox.choose("flannel", {**SITE, "apptainer": {"setuid": False, "networks": {}}, "subuid": None})

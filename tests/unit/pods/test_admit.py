@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from decimal import Decimal
 from typing import Any
 
@@ -55,6 +56,40 @@ def refusal(pod: Any) -> errors.PodRefused:
 def test_what_is_not_supported_is_named(pod: Any, words: str) -> None:
     """The message has the field's or the annotation's own name."""
     assert words in str(refusal(pod))
+
+
+ONE_ID = dataclasses.replace(CLUSTER, has_subordinate_ids=False)
+
+
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        (raw(securityContext={"fsGroup": 5}), "spec.securityContext.fsGroup 5"),
+        (raw(securityContext={"supplementalGroups": [7, 8]}), "spec.securityContext.supplementalGroups 7, 8"),
+        (
+            raw(
+                securityContext={"runAsUser": 1000},
+                initContainers=[{"name": "i", "image": "i", "securityContext": {"runAsUser": 0}}],
+            ),
+            "securityContext.runAsUser 0 and 1000 in one pod",
+        ),
+    ],
+)
+def test_what_needs_several_ids_is_refused_where_there_is_one(pod: Any, words: str) -> None:
+    """By name, with who can help; with subordinate ids it is no problem."""
+    with pytest.raises(errors.PodRefused) as caught:
+        admit.admit(pod, cluster=ONE_ID)
+    assert words in str(caught.value)
+    assert "/etc/subuid" in str(caught.value)
+    admit.admit(pod, cluster=CLUSTER)
+
+
+@pytest.mark.parametrize(
+    "pod", [raw(), raw({"securityContext": {"runAsUser": 5}}), raw(securityContext={"runAsUser": 7, "runAsGroup": 9})]
+)
+def test_one_id_may_be_any(pod: Any) -> None:
+    """Also one that the pod chooses."""
+    admit.admit(pod, cluster=ONE_ID)
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hpk import config, errors
 from hpk.images import image as images
 from hpk.kube import v1
-from hpk.network import sandbox
+from hpk.network import addresses, sandbox
 from hpk.pods import admit, prepare, translate
 from hpk.volumes import sources
 from tests.fakes import kube
@@ -87,6 +87,7 @@ class World:
             site=site,
             launcher=sandbox.Launcher(settings),
             state=settings.directory,
+            addresses=addresses.Addresses("10.244.0.0/16", pods=dict),
         )
         self.attempts = prepare.Attempts()
 

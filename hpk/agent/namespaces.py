@@ -1,0 +1,93 @@
+"""The pod's own namespaces, where Apptainer could not give them: a user namespace of one id, a network by pasta.
+
+Without subordinate ids a user namespace holds one id: root in it is the user who submitted the job.  A network
+namespace that such a root makes is empty; pasta, started before and still in the node's network, connects it: what
+the pod sends is received from a TUN device and sent on from ordinary sockets, so the node need not know the pod's
+address.  Nothing comes in: the pod's ports are its own.
+
+The agent itself moves, so that nothing stands between it and the job's signals.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found] # signal itself brings enum, 3 ms
+import os
+
+from hpk.agent import linux, processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from hpk import records
+
+PASTA = "/usr/bin/pasta"
+_OWN = linux.NEW_USERS | linux.NEW_MOUNTS | linux.NEW_HOSTNAME | linux.NEW_IPC
+
+
+def enter(plan: records.PodPlan) -> int:
+    """Move into the namespaces that the plan asks for; the process to be waited for by :func:`attached`, or 0.
+
+    Raises:
+        OSError: The node does not let users make namespaces.
+    """
+    address = plan.get("address")
+    has_one_id = plan.get("has_one_id", False)
+    flags = (_OWN if has_one_id else 0) | (linux.NEW_NETWORK if address else 0)
+    if not flags:
+        return 0
+    ready, done = os.pipe()
+    helper = 0
+    if address and (helper := os.fork()) == 0:
+        os.close(done)
+        _attach(pasta(address, process=os.getppid(), has_one_id=has_one_id), ready)
+    user, group = os.getuid(), os.getgid()
+    try:
+        linux.unshare(flags)
+        if has_one_id:
+            _map(user, group)
+        os.write(done, b"\0")
+    finally:
+        os.close(ready)
+        os.close(done)
+    return helper
+
+
+def attached(helper: int) -> None:
+    """Wait until the network works: some 30 ms after :func:`enter`.
+
+    Raises:
+        OSError: It cannot be had; what pasta said is in the job's output.
+    """
+    if helper and (status := processes.wait(helper)) != 0:
+        raise OSError(f"Cannot connect the pod's network: pasta ended with {processes.exit_code(status)}")
+
+
+def pasta(address: records.Address, *, process: int, has_one_id: bool) -> list[str]:
+    """The command that connects a process's network namespace: out by every port, in by none."""
+    argv = [PASTA, "--quiet", "--config-net", "--ipv4-only"]
+    argv += ["--address", address["ip"], "--netmask", str(address["prefix_length"])]
+    argv += ["--gateway", address["gateway"], "--dns-forward", address["gateway"]]
+    argv.append("--no-map-gw")  # else the node's loopback, and what listens there, would be the pod's gateway
+    for ports in ("--tcp-ports", "--udp-ports", "--tcp-ns", "--udp-ns"):
+        argv += [ports, "none"]
+    if not has_one_id:
+        argv.append("--netns-only")  # the user namespace is the one that it is in
+    return [*argv, str(process)]
+
+
+def _map(user: int, group: int) -> None:
+    """Become root of the new user namespace; the kernel allows that if nobody in it may drop groups."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def _attach(argv: list[str], ready: int) -> NoReturn:
+    """In the helper: become pasta as soon as there is a network to connect; never, if the agent failed."""
+    try:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, processes.STEADFAST)
+        if os.read(ready, 1):
+            os.execve(argv[0], argv, processes.ENVIRONMENT)  # noqa: S606 - no shell is the point
+    finally:
+        os._exit(127)

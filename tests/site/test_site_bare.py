@@ -1,0 +1,55 @@
+"""What the profile `bare` promises: a site that prepared nothing for pods (SITE_PROFILE=bare)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.site import client
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.usefixtures("cluster"),
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(os.environ.get("SITE_PROFILE") != "bare", reason="needs SITE_PROFILE=bare"),
+]
+HOSTS = ("ctl", "c1", "c2")
+
+
+def test_status_names_the_profile() -> None:
+    """A person sees which kind of site runs."""
+    assert client.site("status").stdout.endswith("profile bare: up and healthy\n")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_apptainer_is_as_packaged(host: str) -> None:
+    """No setuid starter and no CNI: only what user namespaces allow."""
+    assert client.run(host, "test", "-e", "/usr/libexec/apptainer/bin/starter-suid").returncode == 1
+    assert client.run(host, "test", "-e", "/etc/apptainer/network").returncode == 1
+    client.out(host, "apptainer", "--version")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_nobody_has_subordinate_ids(host: str) -> None:
+    """The files are there, and empty."""
+    assert client.out(host, "cat", "/etc/subuid", "/etc/subgid") == ""
+    assert client.run(host, "unshare", "--map-auto", "--user", "true").returncode != 0
+
+
+def test_there_is_no_accounting() -> None:
+    """Sacct has nothing to say, and no database runs."""
+    assert client.run("ctl", "sacct").returncode != 0
+    assert client.run("ctl", "pgrep", "-x", "slurmdbd|mariadbd").returncode == 1
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_there_is_no_pod_network(host: str) -> None:
+    """Nothing of Flannel is on the hosts."""
+    assert client.run(host, "test", "-e", "/run/flannel").returncode == 1
+    assert "flannel" not in client.out(host, "ip", "link")
+
+
+def test_jobs_run() -> None:
+    """It is a Slurm cluster all the same."""
+    assert client.finished(client.submit("hostname", "--nodelist=c2")) == "c2\n"
