@@ -59,7 +59,9 @@ class JobPerPod:
         directory = self._state.pod(uid)
         submission: records.Submission | None = await asyncio.to_thread(jobdir.read_json, directory.submission)
         if submission is not None:
-            return model.Allocation(job_id=submission["job_id"])
+            if self._jobs.snapshot is None:
+                await self._jobs.fresh()  # the job of this number must be seen before anything is done to it
+            return model.Allocation(job_id=submission["job_id"], uid=uid)
         if (job_id := await self._reported_job(uid)) is not None:
             return await self._adopted(uid, job_id)
         snapshot = await self._jobs.fresh()
@@ -83,22 +85,22 @@ class JobPerPod:
     async def _adopted(self, uid: str, job_id: str) -> model.Allocation:
         LOG.info("Adopted a job", uid=uid, job=job_id)
         await self._record(uid, job_id)
-        return model.Allocation(job_id=job_id)
+        return model.Allocation(job_id=job_id, uid=uid)
 
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
         """Submit the pod's job; at most once: see `find` for what a lost answer leads to."""
         directory = self._state.pod(uid)
         job_id = await self._slurm.submit(script, directory=Path(directory.root))
         await self._record(uid, job_id)
-        return model.Allocation(job_id=job_id)
+        return model.Allocation(job_id=job_id, uid=uid)
 
     async def _record(self, uid: str, job_id: str) -> None:
         submission: records.Submission = {"job_id": job_id, "submitted_at": time.time()}
         await asyncio.to_thread(jobdir.write_json, self._state.pod(uid).submission, submission)
 
     async def release(self, allocation: model.Allocation, *, only_queued: bool = False) -> None:
-        """Cancel the job, queued or running, or only if it is queued still."""
-        if allocation.is_own:
+        """Cancel the job, queued or running, or only if it is queued still; never another pod's."""
+        if allocation.is_own and not self._is_anothers(allocation):
             await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
             self.hurry()
 
@@ -112,7 +114,13 @@ class JobPerPod:
         sighting = self._jobs.sighting(allocation.job_id)
         if sighting is None:
             return model.AllocationState(phase=model.Phase.UNKNOWN)
-        return model.AllocationState(phase=model.Phase.GONE) if sighting.job is None else state_of(sighting.job)
+        is_gone = sighting.job is None or self._is_anothers(allocation)
+        return model.AllocationState(phase=model.Phase.GONE) if is_gone or not sighting.job else state_of(sighting.job)
+
+    def _is_anothers(self, allocation: model.Allocation) -> bool:
+        """Whether the number belongs to another job by now: a Slurm that was set up anew counts from 1 again."""
+        job = self._jobs.snapshot.jobs.get(allocation.job_id) if self._jobs.snapshot else None
+        return job is not None and bool(allocation.uid) and not _carries(job, allocation.uid)
 
     def watch(self, uid: str, allocation: model.Allocation) -> None:
         """Mark the pod at each change of its job, and ask once soon: a job may wait, and its owner wants to know."""

@@ -9,6 +9,7 @@ import pytest
 from hpk import errors, jobdir
 from hpk.pods import model, submit
 from hpk.slurm import model as slurm_model
+from hpk.slurm import poller
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,10 +23,15 @@ class FakePoller:
     def __init__(self, *jobs: slurm_model.Job) -> None:
         self.jobs = {job.id: job for job in jobs}
         self.questions = 0
+        self.snapshot: Any = None
 
     async def fresh(self) -> Any:
         self.questions += 1
+        self.snapshot = self
         return self
+
+    def sighting(self, job_id: str) -> Any:
+        return poller.Sighting(job=self.jobs.get(job_id))
 
 
 def job(job_id: str, **fields: Any) -> slurm_model.Job:
@@ -33,9 +39,9 @@ def job(job_id: str, **fields: Any) -> slurm_model.Job:
     return slurm_model.Job(id=job_id, **{"state": slurm_model.JobState.RUNNING, **fields})
 
 
-def allocator(state: jobdir.State, poller: FakePoller) -> submit.JobPerPod:
+def allocator(state: jobdir.State, asked: FakePoller) -> submit.JobPerPod:
     """The allocator over what squeue says; it may not submit."""
-    return submit.JobPerPod(cast("Any", None), cast("Any", poller), state=state, on_change=lambda _uid: None)
+    return submit.JobPerPod(cast("Any", None), cast("Any", asked), state=state, on_change=lambda _uid: None)
 
 
 @pytest.fixture
@@ -49,25 +55,25 @@ def state(tmp_path: Path) -> jobdir.State:
 async def test_a_pod_that_has_reported_is_adopted_after_slurm_forgot_its_job(state: jobdir.State) -> None:
     """A kubelet killed before it wrote the job down, and away for longer than MinJobAge, runs nothing twice."""
     jobdir.write_json(state.pod(UID).report, {"uid": UID, "job_id": "17", "sequence": 3})
-    poller = FakePoller()
-    assert await allocator(state, poller).find(UID) == model.Allocation(job_id="17")
-    assert poller.questions == 0
+    asked = FakePoller()
+    assert await allocator(state, asked).find(UID) == model.Allocation(job_id="17", uid=UID)
+    assert asked.questions == 0
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "17"
 
 
 async def test_without_a_report_slurm_is_asked_and_the_newest_job_counts(state: jobdir.State) -> None:
     """A job is recognised by its comment, its name or its directory."""
-    poller = FakePoller(job("9", comment=UID), job("10", name=UID), job("11", comment="another"))
-    assert await allocator(state, poller).find(UID) == model.Allocation(job_id="10")
+    asked = FakePoller(job("9", comment=UID), job("10", name=UID), job("11", comment="another"))
+    assert await allocator(state, asked).find(UID) == model.Allocation(job_id="10", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "10"
 
 
 async def test_a_report_that_cannot_be_read_leaves_the_answer_to_slurm(state: jobdir.State) -> None:
     """Half a file is not the end of the pod."""
     jobdir.write_bytes(state.pod(UID).report, b'{"uid": ')
-    assert await allocator(state, FakePoller(job("5", comment=UID))).find(UID) == model.Allocation(job_id="5")
+    assert await allocator(state, FakePoller(job("5", comment=UID))).find(UID) == model.Allocation(job_id="5", uid=UID)
     jobdir.write_json(state.pod(UID).report, {"uid": "of another pod", "job_id": "17"})
-    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="5")
+    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="5", uid=UID)
 
 
 async def test_a_file_system_that_fails_submits_nothing(state: jobdir.State, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,3 +87,26 @@ async def test_a_file_system_that_fails_submits_nothing(state: jobdir.State, mon
     monkeypatch.setattr(jobdir, "read_json", fail)
     with pytest.raises(errors.Retryable):
         await allocator(state, FakePoller()).find(UID)
+
+
+class FakeSlurm:
+    """Remembers what was cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    async def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
+        assert not only_pending
+        self.cancelled.append(job_id)
+
+
+async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir.State) -> None:
+    """A Slurm that was set up anew counts from 1 again: the pod's own job is gone, and the other is not touched."""
+    jobdir.write_json(state.pod(UID).submission, {"job_id": "17", "submitted_at": 1.0})
+    asked, slurm = FakePoller(job("17", comment="another pod")), FakeSlurm()
+    mine = submit.JobPerPod(cast("Any", slurm), cast("Any", asked), state=state, on_change=lambda _uid: None)
+    found = await mine.find(UID)
+    assert found is not None
+    assert mine.observe(found).phase is model.Phase.GONE
+    await mine.release(found)
+    assert slurm.cancelled == []
