@@ -30,9 +30,10 @@ NEIGHBOUR = "bob"
 PROBE = Path(__file__).with_name("neighbour.py").read_text(encoding="utf-8")
 OURS = "$2==2000 || ($2>=100000 && $2<165536)"
 """The user's own id and her subordinate ones, for awk."""
-WHERE = "/home/alice/.hpk /home/alice/.kube /home/alice/.local /tmp /var/tmp /scratch /dev/shm /dev/mqueue /run /var/spool /var/log /var/lib/cni"
+HOME = "/home/alice/.hpk /home/alice/.kube /home/alice/.local"
+WHERE = f"{HOME} /tmp /var/tmp /scratch /dev/shm /dev/mqueue /run /var/spool /var/log /var/lib/cni"
 PUBLIC = re.compile(r"/home/alice(/hpk\.sif|/hpk\.sbatch|/\.local(/bin(/hpk)?)?|/(job|slurm)-\d+\.out)?$")
-"""What is the same for everybody.  The home itself these tests open; what else a user keeps there is their own affair."""
+"""What is the same for everybody.  These tests open the home; what else a user keeps there is their own affair."""
 SECRET = "the-pod's-own-secret"
 
 
