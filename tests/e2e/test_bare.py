@@ -102,13 +102,9 @@ def test_the_image_s_user_and_the_pod_s_are_honoured(space: Namespace) -> None:
 
 
 def test_what_needs_several_ids_is_refused_by_name(space: Namespace) -> None:
-    """The pod fails at once, and says what it would take."""
-    space.apply(pod("group", "true", context="{fsGroup: 5}"))
-    until(lambda: space.phase("group") == "Failed")
-    status = space.get("pod", "group")["status"]
-    assert status["reason"] == "UnsupportedField"
-    assert "fsGroup 5" in status["message"]
-    assert "/etc/subuid" in status["message"]
+    """Whoever creates the pod is told what it would take."""
+    with pytest.raises(cluster.Failed, match=r"fsGroup 5.*/etc/subuid"):
+        space.apply(pod("group", "true", context="{fsGroup: 5}"))
 
 
 def test_exec_probes_run_as_the_container_s_user(space: Namespace) -> None:
