@@ -88,7 +88,7 @@ def _processes() -> Iterable[tuple[str, float, float]]:
     script = r"""
 for pid in $(ps -u alice -o pid=); do
   cmd=$(tr '\0' ' ' < /proc/$pid/cmdline 2>/dev/null)
-  case $cmd in /opt/hpk/bin/[ek]*|*/python3*"hpk serve"*) ;; *) continue ;; esac
+  case $cmd in /opt/hpk/bin/[ek]*|/usr/bin/python3*"hpk serve"*) ;; *) continue ;; esac
   rss=$(awk '/^VmRSS/ {print $2}' /proc/$pid/status)
   echo "$rss $(awk '{print $14 + $15}' /proc/$pid/stat) $cmd"
 done"""
