@@ -76,6 +76,11 @@ class AllocationState:
     state: str = ""
     reason: str = ""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether Slurm has let go of it."""
+        return self.phase in {Phase.ENDED, Phase.GONE}
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:

@@ -114,8 +114,9 @@ class JobPerPod:
         sighting = self._jobs.sighting(allocation.job_id)
         if sighting is None:
             return model.AllocationState(phase=model.Phase.UNKNOWN)
-        is_gone = sighting.job is None or self._is_anothers(allocation)
-        return model.AllocationState(phase=model.Phase.GONE) if is_gone or not sighting.job else state_of(sighting.job)
+        if sighting.job is None or self._is_anothers(allocation):
+            return model.AllocationState(phase=model.Phase.GONE)
+        return state_of(sighting.job)
 
     def _is_anothers(self, allocation: model.Allocation) -> bool:
         """Whether the number belongs to another job by now: a Slurm that was set up anew counts from 1 again."""

@@ -314,7 +314,7 @@ class Worker:
         """Whether Slurm has let go of the pod's job, or there never was one."""
         if self._allocation is None:
             return True
-        return self._state(self._allocation).phase in {model.Phase.ENDED, model.Phase.GONE}
+        return self._state(self._allocation).is_over
 
     def _state(self, allocation: model.Allocation) -> model.AllocationState:
         """What Slurm says of the job, or, once it is over, what is known of its end."""
@@ -396,7 +396,7 @@ class Worker:
         if newest and (finished_at := newest["finished_at"]):
             ended = newest["ended"]
             is_explained = ended is None or ended["reason"] in {"Deleted", "DeadlineExceeded", "SetupFailed"}
-            is_job_over = state.phase in {model.Phase.ENDED, model.Phase.GONE}
+            is_job_over = state.is_over
             return is_explained or is_job_over or time.time() - finished_at > SLURM_WORD_SECONDS
         if state.phase is model.Phase.ENDED:
             if not self._has_started and newest is None:
@@ -411,7 +411,7 @@ class Worker:
         if self._allocation is not None:
             state = self._state(self._allocation)
             newest = self._s.agents.newest(self.uid)
-            if (newest and newest["finished_at"]) or state.phase in {model.Phase.ENDED, model.Phase.GONE}:
+            if (newest and newest["finished_at"]) or state.is_over:
                 waits.append(SOON_SECONDS)
             elif not self._s.agents.is_connected(self.uid):
                 waits.append(LOOK_AGAIN_SECONDS)
