@@ -96,7 +96,7 @@ class Registry:
         if wanted.digest:
             return wanted.digest
         url = self._url(wanted, f"manifests/{wanted.tag}")
-        with _told(f'failed to resolve reference "{wanted}"'):
+        with told(f'failed to resolve reference "{wanted}"'):
             async with self._get(url, access=access, method="HEAD", accept=manifest.ACCEPT) as response:
                 digest = response.headers.get("Docker-Content-Digest", "")
                 if response.status == 200 and manifest.is_digest(digest):  # noqa: PLR2004 - OK
@@ -116,7 +116,7 @@ class Registry:
             errors.RegistryUnavailable: As above.
         """
         machine = image.host_architecture()
-        with _told(f'failed to resolve reference "{access.reference}"'):
+        with told(f'failed to resolve reference "{access.reference}"'):
             for _ in range(3):  # an index of indexes is allowed, a chain of them is not
                 found = await self._document(access, digest=digest)
                 if isinstance(found, manifest.Manifest):
@@ -131,7 +131,7 @@ class Registry:
             errors.ImageRefused: Not what its digest says, not a config, or for another platform.
             errors.RegistryUnavailable: As above.
         """
-        with _told("failed to read the image's config"):
+        with told("failed to read the image's config"):
             url = self._url(access.reference, f"blobs/{descriptor.digest}")
             async with self._get(url, access=access) as response:
                 await _check(response, wanted=access.reference)
@@ -161,7 +161,7 @@ class Registry:
         """
         url = self._url(access.reference, f"blobs/{descriptor.digest}")
         pauses = backoff.Backoff(backoff.Policy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
-        with _told(f"failed to copy layer {descriptor.digest}"), path.open("wb") as file:
+        with told(f"failed to copy layer {descriptor.digest}"), path.open("wb") as file:
             sink = _Sink(file, algorithm=descriptor.digest.partition(":")[0])
             while True:
                 before = sink.size
@@ -439,11 +439,11 @@ def _why(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Any:
-    """Put what failed before an error's text, as containerd does."""
+def told(what: str) -> Any:
+    """Put what was tried before an error's text; its class and its reason stay."""
     try:
         yield
     except errors.ImageRefused as error:
         raise errors.ImageRefused(f"{what}: {error}", reason=error.reason) from error
-    except errors.RegistryUnavailable as error:
-        raise errors.RegistryUnavailable(f"{what}: {error}") from error
+    except errors.Retryable as error:
+        raise type(error)(f"{what}: {error}") from error

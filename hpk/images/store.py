@@ -118,7 +118,7 @@ class ImageStore:
         known = stored
         if stored is None or policy == "Always":
             access = registry.Access(reference=wanted, login=docker_config.find(credentials, wanted=wanted))
-            with _told(f'failed to pull and unpack image "{wanted}"'):
+            with registry.told(f'failed to pull and unpack image "{wanted}"'):
                 stored = await self._refresh(access, known=known, on_pull=on_pull)
         return image.Image(
             reference=name,
@@ -294,14 +294,3 @@ async def _in_thread(manager: contextlib.AbstractContextManager[Path]) -> Any:
         yield value
     finally:
         await asyncio.to_thread(manager.__exit__, None, None, None)
-
-
-@contextlib.contextmanager
-def _told(what: str) -> Any:
-    """Put what was tried before an error's text; its class and its reason stay."""
-    try:
-        yield
-    except errors.ImageRefused as error:
-        raise errors.ImageRefused(f"{what}: {error}", reason=error.reason) from error
-    except errors.Retryable as error:
-        raise type(error)(f"{what}: {error}") from error
