@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors, jobdir
-from hpk.pods import model, prepare, worker
+from hpk.pods import gate, model, prepare, worker
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -283,3 +283,19 @@ async def test_finished_pods_leave_no_worker(world: path.World) -> None:
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: not world.pods._workers)
     assert world.agents.newest(uid) is None
+
+
+async def test_a_replica_waits_where_another_was_refused_for_good(world: path.World) -> None:
+    """It stays Pending, tells sbatch's words, and is submitted when its turn has come."""
+    world.gate._pauses["refused"] = gate.Pauses(first_seconds=0.3, longest_seconds=0.3)
+    world.allocator.refusals = [errors.JobRefused("Invalid account")]
+    for name in ("first", "second"):
+        owner = {"kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
+        spec = {"nodeName": "hpk", "containers": [{"name": "c", "image": "i"}]}
+        meta = {"name": name, "namespace": "ns", "ownerReferences": [owner]}
+        world.api.put(f"{path.PODS}/{name}", {"metadata": meta, "spec": spec})
+        await world.until(lambda: world.status("first").get("phase") == "Failed")
+    assert world.allocator.submitted == []
+    await world.until(lambda: len(world.allocator.submitted) == 1)
+    assert world.status("second").get("phase") != "Failed"
+    assert world.preparer.asked == 2
