@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -41,12 +41,13 @@ from hpk.slurm import client as slurm_client
 from hpk.slurm import flags, poller
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from hpk import config, pki, records
     from hpk.slurm import model as slurm_model
 
 LOG = structlog.get_logger(__name__)
+Answer = TypeVar("Answer")
 
 SUBMISSIONS_AT_ONCE = 8
 """Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
@@ -75,11 +76,10 @@ async def serve(settings: config.Settings) -> None:
             running = outer.create_task(forever.forever("control plane", control_plane.run()), name="control plane")
             await _first(stop.wait(), control_plane.serving.wait())
             if stop.number is None:
-                async with AsyncExitStack() as stack, asyncio.TaskGroup() as inner:
-                    tasks = await _start(settings, control_plane, stack=stack, group=inner)
-                    await stop.wait()
-                    for task in tasks:
-                        task.cancel()
+                kubelet = outer.create_task(_run_kubelet(settings, control_plane), name="kubelet")
+                await stop.wait()
+                kubelet.cancel()  # also if it has not come up yet
+                await asyncio.wait([kubelet])
             LOG.info("Stopping", signal=str(stop.number))
             running.cancel()
 
@@ -94,9 +94,25 @@ async def _first(*waits: Any) -> None:
             task.cancel()
 
 
+async def _run_kubelet(settings: config.Settings, control_plane: plane.ControlPlane) -> None:
+    """Run the kubelet until cancelled."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        await _start(settings, control_plane, stack=stack, group=group)
+
+
+async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Ask until there is an answer: a Slurm that is away for a moment must not end the control plane."""
+    while True:
+        try:
+            return await ask()
+        except errors.SlurmUnavailable as error:
+            LOG.warning("Cannot start the kubelet yet", error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+
+
 async def _start(
     settings: config.Settings, control_plane: plane.ControlPlane, *, stack: AsyncExitStack, group: asyncio.TaskGroup
-) -> list[asyncio.Task[Any]]:
+) -> None:
     """Make all services of the kubelet, and start them."""
     if settings.gateway is None:
         raise errors.Fatal("Cannot reach Slurm: HPK_GATEWAY is not set; start the program by hpk.sbatch or 'hpk up'")
@@ -105,7 +121,7 @@ async def _start(
     # Of its own: nothing that the pods ask for may make the lease wait for a connection.
     lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
     binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
-    site = await gateway.site(apptainer=settings.apptainer)
+    site = await _patiently(lambda: gateway.site(apptainer=settings.apptainer))
     cluster = Cluster(slurm_client.Slurm(gateway), _node_facts(settings, control_plane, site), settings_flags(settings))
     await cluster.refresh()
 
@@ -127,7 +143,8 @@ async def _start(
         "binder": binder.queue.run(),
         "user's kubeconfig": _announce(settings, control_plane, made.node),
     }
-    return [group.create_task(forever.forever(name, service), name=name) for name, service in services.items()]
+    for name, service in services.items():
+        group.create_task(forever.forever(name, service), name=name)
 
 
 async def _announce(settings: config.Settings, control_plane: plane.ControlPlane, nodes: node.NodeController) -> None:
@@ -182,7 +199,7 @@ class Cluster:
                 self.partition_names = await self.slurm.partition_names()
                 self.architectures = await self.slurm.architectures()
                 self.named_at = time.time()
-        except errors.HpkError as error:
+        except Exception as error:  # noqa: BLE001 - nothing that Slurm prints may end the kubelet
             self.error = str(error)
             LOG.warning("Cannot learn the cluster's capacity", error=self.error)
             return

@@ -37,6 +37,7 @@ ALL_CAPABILITIES = (
 MASKED = (
     "/proc/acpi",
     "/proc/asound",
+    "/proc/interrupts",
     "/proc/kcore",
     "/proc/keys",
     "/proc/latency_stats",

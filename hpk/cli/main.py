@@ -139,6 +139,44 @@ def install(
 
 
 @app.command()
+def pull(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="As in a pod's image: field.")],
+    *,
+    authfile: Annotated[
+        Path | None, typer.Option(help="Docker config with credentials. [default: ~/.docker/config.json]")
+    ] = None,
+) -> None:
+    """Fetch and convert images now, so that pods find them: for hosts from which the registry can be reached."""
+    from hpk.cli import pull as command  # noqa: PLC0415
+
+    _run(command.run(_settings(), names=images, auth_file=authfile))
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def kubectl() -> None:
+    """Run the kubectl that is in hpk.sif, as in: hpk kubectl get pods."""
+    from hpk.cli import kubectl as command  # noqa: PLC0415
+
+    # Not the context's: a parser would eat the first "--".
+    command.run(sys.argv[sys.argv.index("kubectl") + 1 :])
+
+
+@app.command()
+def doctor(
+    *,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long a probe may wait in the queue.")] = 120,
+    is_json: Annotated[bool, typer.Option("--json", help="A JSON list instead of lines.")] = False,
+) -> None:
+    """Check this host, and try in one small job per partition what pods need; exit code 1 if pods cannot run."""
+    from hpk.cli import doctor as command  # noqa: PLC0415
+
+    _run(command.run(_settings(), wait_seconds=wait, is_json=is_json))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     import hpk  # noqa: PLC0415

@@ -59,6 +59,8 @@ class Kube:
             await kube_config.load_kube_config(str(path), client_configuration=configuration, persist_config=False)
         except (kube_config.ConfigException, OSError) as error:
             raise errors.Fatal(f"Cannot use the kubeconfig {path}: {error}") from error
+        except (ValueError, TypeError, AttributeError, KeyError) as error:  # what the library makes of nonsense
+            raise errors.Fatal(f"Cannot use the kubeconfig {path}: it is no kubeconfig: {error!r}") from error
         return cls(configuration)
 
     async def __aenter__(self) -> Self:

@@ -60,7 +60,7 @@ class Informer:
                 version = await self._watch(version)
             except errors.Conflict:
                 version = ""
-            except errors.HpkError as error:
+            except Exception as error:  # noqa: BLE001 - whatever a server answers, the watch goes on
                 LOG.warning("Cannot watch, will try again", path=self._path, error=str(error), pause_seconds=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)

@@ -153,7 +153,7 @@ def choose(wanted: str, site: Mapping[str, Any]) -> str:
     Raises:
         errors.Fatal: ``flannel`` is wanted, but the site does not have it; says what is missing.
     """
-    missing = _missing_for_flannel(site)
+    missing = missing_for_flannel(site)
     if wanted == "flannel" and missing:
         raise errors.Fatal(f"Cannot use network 'flannel' here: {'; '.join(missing)} (HPK_NETWORK=host works without)")
     if wanted == "auto":
@@ -161,7 +161,8 @@ def choose(wanted: str, site: Mapping[str, Any]) -> str:
     return wanted
 
 
-def _missing_for_flannel(site: Mapping[str, Any]) -> list[str]:
+def missing_for_flannel(site: Mapping[str, Any]) -> list[str]:
+    """What this host lacks for network mode ``flannel``, each in a user's words; empty if nothing."""
     apptainer = site.get("apptainer") or {}
     tests = {
         "Apptainer is not on PATH": bool(apptainer),

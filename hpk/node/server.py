@@ -1,7 +1,7 @@
 """The kubelet's HTTPS API: logs, pods, health, admission; authenticated and authorized on every path.
 
 Only http/1.1 is offered (ALPN), for exec, attach and port-forward will upgrade the connection.  How they can
-take over the raw socket under aiohttp is written down in ``docs/adr/kubelet-streams.md``.
+take over the raw socket under aiohttp is written down in ``docs/adr/0002-kubelet-streams.md``.
 Source: pkg/kubelet/server/server.go of Kubernetes 1.37.
 """
 

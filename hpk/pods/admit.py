@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 PREFIXES = ("slurm.hpk.io/", "slurm-job.hpk.io/")
 FLAGS = ("slurm.hpk.io/flags", "slurm-job.hpk.io/flags")
 """The flags annotation and its older spelling; the first that is there counts."""
-HARMLESS = frozenset({"seccompProfile", "os", "hostUsers", "resizePolicy"})
-"""Fields whose effect a pod cannot tell from ours: any seccomp profile but Localhost, an os that is Linux."""
+HARMLESS = frozenset({"spec.os.name", "spec.hostUsers", "spec.os"})
+"""Fields that ask for what every pod has here: a user namespace, and Linux (which is looked at by itself)."""
 
 
 NODE_RESOURCES = {
@@ -107,8 +107,16 @@ def job_flags(pod: v1.Pod) -> dict[str, str | None]:
 
 def _unsupported(raw: dict[str, Any]) -> list[str]:
     found = v1.unsupported(raw["spec"])
-    paths = [path for path in found if path.rpartition(".")[2] not in HARMLESS]
-    return [f"{path} is not supported" for path in paths]
+    problems = [f"{path} is not supported" for path in found if path not in HARMLESS]
+    if (system := (raw["spec"].get("os") or {}).get("name", "linux")) != "linux":
+        problems.append(f"spec.os.name: {system} is not supported")
+    apart = (raw["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
+    if apart.get("requiredDuringSchedulingIgnoredDuringExecution"):
+        problems.append(
+            "spec.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution is not supported: all pods "
+            "are on one node; keep jobs apart by Slurm's own means, such as --exclusive in the flags annotation"
+        )
+    return problems
 
 
 def _annotations(pod: v1.Pod) -> list[str]:

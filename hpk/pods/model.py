@@ -133,6 +133,13 @@ class Allocator(Protocol):
             errors.SlurmUnavailable: Not now.
         """
 
+    async def recall(self, allocation: Allocation) -> AllocationState | None:
+        """What the site's accounting says of one that Slurm itself has forgotten; None if nothing does.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+
     def observe(self, allocation: Allocation) -> AllocationState:
         """The newest that Slurm said; never asks."""
 

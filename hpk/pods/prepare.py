@@ -196,7 +196,9 @@ class Preparer:
         self, pod: v1.Pod, container: v1.Container, error: errors.HpkError, attempts: Attempts
     ) -> tuple[str, str]:
         name = container.image
-        failures = attempts.failures[name] = attempts.failures.get(name, 0) + 1
+        failures = attempts.failures.get(name, 0)
+        if attempts.due.get(name, 0.0) <= time.monotonic():  # two containers of one image fail once
+            failures = attempts.failures[name] = failures + 1
         pause = min(FIRST_PULL_PAUSE_SECONDS * 2 ** (failures - 1), LONGEST_PULL_PAUSE_SECONDS)
         attempts.due[name] = time.monotonic() + pause
         reason = error.reason if isinstance(error, errors.ImageRefused) else "ErrImagePull"

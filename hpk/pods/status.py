@@ -49,6 +49,7 @@ class Facts:
         job_id: Of that allocation.
         failure: (reason, message) of a pod that the kubelet itself has failed, such as a refused one.
         is_over: Whether nothing of the pod runs or will run any more.
+        output: The last line that the job printed, where its agent left no record of its end.
         images: By container name (image, image id), where resolved.
     """
 
@@ -59,6 +60,7 @@ class Facts:
     job_id: str = ""
     failure: tuple[str, str] | None = None
     is_over: bool = False
+    output: str = ""
     images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -258,7 +260,8 @@ def _job_failure(facts: Facts) -> tuple[str, str] | None:
     if ended:
         return ended["reason"], ended["message"] or f"{job} was ended from outside"
     if facts.report is None or not facts.report["finished_at"]:
-        return "ContainerStatusUnknown", f"{job} ended and left no record of the pod's end"
+        said = f"; the last that it printed: {facts.output}" if facts.output else ""
+        return "ContainerStatusUnknown", f"{job} ended and left no record of the pod's end{said}"
     return None
 
 

@@ -102,6 +102,11 @@ class JobPerPod:
             await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
             self.hurry()
 
+    async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
+        """As sacct has it."""
+        found = (await self._slurm.accounting([allocation.job_id])).get(allocation.job_id)
+        return state_of(found) if found is not None and found.state.is_over else None
+
     def observe(self, allocation: model.Allocation) -> model.AllocationState:
         """The newest of the poller's cache."""
         sighting = self._jobs.sighting(allocation.job_id)

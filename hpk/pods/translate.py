@@ -144,7 +144,7 @@ def _container(
         "restart_policy": container.restart_policy,
         "termination_message_path": container.termination_message_path,
         "termination_message_policy": container.termination_message_policy,
-        "stop_signal": image.config.stop_signal or "SIGTERM",
+        "stop_signal": (container.lifecycle or {}).get("stopSignal") or image.config.stop_signal or "SIGTERM",
         "gpu": bool(container.resources.limits.get(resources.GPU)),
         "tty": container.tty,
         "stdin": container.stdin,

@@ -26,7 +26,7 @@ import structlog
 
 from hpk import errors, jobdir
 from hpk.kube import v1
-from hpk.pods import admit, agents, gate, model, prepare, report, status, submit
+from hpk.pods import admit, agents, gate, lastwords, model, prepare, report, status, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +96,7 @@ class Worker:
         self._told_hold = ""
         self._has_started = False
         self._ended_at: float | None = None
+        self._last_words: tuple[model.AllocationState, str] | None = None
         self._off_line_since = time.monotonic()
         self._asked: float | None = None  # the grace that the agent was last asked for
         self._cancel_at: float | None = None
@@ -251,8 +252,9 @@ class Worker:
         if seconds is None or self._started_at is None:
             return False
         is_past = datetime.now(UTC).timestamp() >= self._started_at.timestamp() + seconds
-        if is_past and self._failure is None and self._s.agents.newest(self.uid) is None:
-            self._failure = ("DeadlineExceeded", DEADLINE_MESSAGE)  # while queued; in the job it is the agent's
+        is_queued = self._allocation is None or self._state(self._allocation).phase is model.Phase.QUEUED
+        if is_past and self._failure is None and is_queued and self._s.agents.newest(self.uid) is None:
+            self._failure = ("DeadlineExceeded", DEADLINE_MESSAGE)  # once the job has started it is the agent's
         return is_past and self._failure is not None
 
     def _must_end(self, pod: v1.Pod) -> bool:
@@ -291,6 +293,8 @@ class Worker:
             await self._s.reporter.remove(pod)
         if self._allocation is None and not self._has_looked:
             await self._adopt()
+        if raw.get("status", {}).get("phase") not in status.TERMINAL:
+            return SOON_SECONDS  # our own write has not come back yet: a worker made anew would not know of it
         if not self._is_released():
             if self._ended_at is None:
                 self._ended_at = time.monotonic()
@@ -310,7 +314,11 @@ class Worker:
         """Whether Slurm has let go of the pod's job, or there never was one."""
         if self._allocation is None:
             return True
-        return self._s.allocator.observe(self._allocation).phase in {model.Phase.ENDED, model.Phase.GONE}
+        return self._state(self._allocation).phase in {model.Phase.ENDED, model.Phase.GONE}
+
+    def _state(self, allocation: model.Allocation) -> model.AllocationState:
+        """What Slurm says of the job, or, once it is over, what is known of its end."""
+        return self._last_words[0] if self._last_words else self._s.allocator.observe(allocation)
 
     async def _vanish(self) -> float | None:
         """The object is gone: end whatever still runs, then remove all that was written for it."""
@@ -336,17 +344,16 @@ class Worker:
     # Observation
 
     async def _observe(self) -> status.Facts:
-        state = self._s.allocator.observe(self._allocation) if self._allocation else None
+        await self._look()
+        # From here on nothing waits: report, Slurm's word and what follows from them are of one moment.
+        state = self._state(self._allocation) if self._allocation else None
         newest = self._s.agents.newest(self.uid)
         is_connected = self._s.agents.is_connected(self.uid)
         if is_connected:
             self._off_line_since = time.monotonic()
         if is_connected or (state is not None and state.phase is model.Phase.STARTED):
             self._has_started = True
-        is_job_over = state is not None and state.phase in {model.Phase.ENDED, model.Phase.GONE}
-        is_finished = bool(newest and newest["finished_at"])
-        if self._allocation and not is_finished and (is_job_over or not is_connected):
-            newest = await self._s.agents.read(self.uid)
+        is_job_over = self._allocation is not None and self._is_released()
         if is_job_over and self._ended_at is None:
             self._ended_at = time.monotonic()
         if newest and newest["finished_at"] and newest["ended"] and not is_job_over:
@@ -361,15 +368,30 @@ class Worker:
             job_id=self._allocation.job_id if self._allocation else "",
             failure=self._failure,
             is_over=self._is_over(),
+            output=self._last_words[1] if self._last_words else "",
             images=self._images,
         )
+
+    async def _look(self) -> None:
+        """Read what the stream did not bring: the report's file, and a silent job's last words."""
+        if self._allocation is None or self._is_finished():
+            return
+        if not self._s.agents.is_connected(self.uid) or self._is_released():
+            await self._s.agents.read(self.uid)
+        while self._is_released() and not self._is_finished() and self._last_words is None:
+            self._last_words = await lastwords.gather(self._s.allocator, self._allocation, self._directory)
+
+    def _is_finished(self) -> bool:
+        """Whether the agent has said that nothing of the pod runs any more."""
+        newest = self._s.agents.newest(self.uid)
+        return bool(newest and newest["finished_at"])
 
     def _is_over(self) -> bool:
         """Whether nothing of the pod runs or will run, and it is known why."""
         if self._allocation is None:
             is_deleted = self._pod is not None and self._pod.metadata.deletion_timestamp is not None
             return self._failure is not None or (is_deleted and self._has_looked)
-        state = self._s.allocator.observe(self._allocation)
+        state = self._state(self._allocation)
         newest = self._s.agents.newest(self.uid)
         if newest and (finished_at := newest["finished_at"]):
             ended = newest["ended"]
@@ -387,7 +409,7 @@ class Worker:
         """The seconds until something may be due that no change announces."""
         waits: list[float] = []
         if self._allocation is not None:
-            state = self._s.allocator.observe(self._allocation)
+            state = self._state(self._allocation)
             newest = self._s.agents.newest(self.uid)
             if (newest and newest["finished_at"]) or state.phase in {model.Phase.ENDED, model.Phase.GONE}:
                 waits.append(SOON_SECONDS)

@@ -277,6 +277,15 @@ class Slurm:
         if result.end != "exited" or (result.code != 0 and not _is_gone(result.error)):
             raise errors.SlurmUnavailable(result.error or f"scancel gave no answer ({result.end})")
 
+    async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
+        """What the gateway's host has: see ``site`` in :mod:`hpk.slurm.gateway` for the keys.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        found: dict[str, Any] = json.loads((await self._query("site", apptainer)).text)
+        return found
+
     async def capacity(self) -> model.Capacity:
         """What the cluster's usable nodes have.
 

@@ -493,6 +493,7 @@ def main(argv: "list[str] | None" = None) -> int:
     parser.add_argument("socket")
     parser.add_argument("--keep", action="append", default=[], metavar="GLOB", help="also hand on these variables")
     options = parser.parse_args(argv)
+    os.umask(0o077)  # Slurm makes the output files of jobs with the umask of whoever submits them
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which every command would inherit
     gateway = Gateway(os.path.abspath(options.socket), options.keep)

@@ -180,8 +180,9 @@ class Poller:
         self.questions += 1
         try:
             jobs = await self._source.jobs()
-        except errors.SlurmUnavailable as error:
-            pause = self._failed(error)
+        except Exception as error:  # noqa: BLE001 - text of a kind that no Slurm has printed yet must not end the kubelet
+            unavailable = error if isinstance(error, errors.SlurmUnavailable) else errors.SlurmUnavailable(repr(error))
+            pause = self._failed(unavailable)
             log.warning("Cannot ask Slurm about the jobs: it did not answer", error=str(error), pause_seconds=pause)
         else:
             self.error = None

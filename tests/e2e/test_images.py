@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -129,3 +130,29 @@ def test_a_sif_is_used_where_it_lies(space: conftest.Namespace, sif: str) -> Non
     assert output(space, "run") == "run bar a b\n"
     assert "/bin" in output(space, "exec")
     assert container(space, "run")["imageID"].startswith(f"file://{sif}@sha256:")
+
+
+def test_what_was_pulled_on_the_login_node_needs_no_registry(space: conftest.Namespace) -> None:
+    """`hpk pull` prints digest and size; a pod that may not pull finds the image."""
+    name = f"{cluster.REGISTRY}/alias/busybox:1"
+    told = cluster.run(cluster.HPK, "pull", name, f"{cluster.REGISTRY}/nosuch:1", code=1)
+    assert re.fullmatch(rf"{re.escape(name)}  sha256:[0-9a-f]{{64}}  [0-9.]+ MB  \(.*\)\n", told.stdout.decode())
+    assert "nosuch" in told.stderr.decode()
+    again = cluster.run(cluster.HPK, "pull", name).stdout.decode()
+    assert "up to date" in again
+    space.apply(pod("pulled", name, ["/agnhost", "--help"], imagePullPolicy="Never"))
+    assert "Usage" in output(space, "pulled")
+
+
+def test_kubectl_of_the_image_is_like_any_other(space: conftest.Namespace) -> None:
+    """Input, a file outside the home, exit code, and words after ``--``."""
+    hpk = (cluster.HPK, "kubectl", "-n", space.name)
+    manifest = pod("k", f"{cluster.REGISTRY}/busybox:1", ["true"]).encode()
+    assert cluster.run(*hpk, "apply", "-f", "-", stdin=manifest).stdout == b"pod/k created\n"
+    cluster.run("sh", "-c", f"cat > /tmp/{space.name}.json", stdin=manifest)
+    assert cluster.run(*hpk, "apply", "-f", f"/tmp/{space.name}.json").stdout == b"pod/k unchanged\n"
+    cluster.run("rm", f"/tmp/{space.name}.json")
+    absent = cluster.run(*hpk, "get", "pod", "nosuch", code=None)
+    assert absent.returncode == 1
+    assert b"NotFound" in absent.stderr
+    assert b"--output" in cluster.run(*hpk, "get", "--help").stdout

@@ -122,7 +122,7 @@ def test_the_pods_directory_goes_with_the_pod(space: conftest.Namespace) -> None
     space.kubectl("delete", "pod", "gone")
     until(lambda: not cluster.shell(f"ls -d ~/.hpk/pods/{uid} 2>/dev/null; true"))
     for host in ("c1", "c2"):
-        until(lambda host=host: not cluster.shell(f"ls -d /tmp/hpk-{uid} 2>/dev/null; true", host=host))  # type: ignore[misc]
+        until(lambda host=host: not cluster.shell(f"ls -d /tmp/hpk-{uid}* 2>/dev/null; true", host=host))  # type: ignore[misc]
 
 
 def test_what_runs_survives_the_control_plane(space: conftest.Namespace) -> None:

@@ -28,6 +28,7 @@ class FakeAllocator:
     def __init__(self) -> None:
         self.jobs: dict[str, model.AllocationState] = {}
         self.submitted: list[str] = []
+        self.accounted: dict[str, model.AllocationState] = {}
         self.released: list[str] = []
         self.found: dict[str, str] = {}
         self.looked: list[str] = []
@@ -53,6 +54,9 @@ class FakeAllocator:
             return
         self.released.append(allocation.job_id)
         self.say(allocation.job_id, phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+
+    async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
+        return self.accounted.get(allocation.job_id)
 
     def observe(self, allocation: model.Allocation) -> model.AllocationState:
         return self.jobs.get(allocation.job_id, model.AllocationState())
@@ -181,8 +185,8 @@ class World:
             return False
         return True
 
-    async def until(self, holds: Callable[[], bool]) -> None:
+    async def until(self, holds: Callable[[], bool], *, seconds: float = SECONDS) -> None:
         """Wait until it holds; the test fails if it never does."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(seconds):
             while not holds():  # noqa: ASYNC110 - any condition of the world, which has no event of its own
                 await asyncio.sleep(0.002)

@@ -42,6 +42,13 @@ def refusal(pod: Any) -> errors.PodRefused:
         (raw(annotations={"slurm-job.hpk.io/mpi-flags": "x"}), "slurm-job.hpk.io/mpi-flags"),
         (raw(annotations={"slurm.hpk.io/flags": "-p 'main"}), "slurm.hpk.io/flags"),
         (raw(annotations={"slurm.hpk.io/flags": "--wrap=x"}), "--wrap"),
+        (raw(os={"name": "windows"}), "spec.os.name: windows"),
+        (
+            raw(
+                affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "x"}]}}
+            ),
+            "podAntiAffinity",
+        ),
         (raw({"volumeMounts": [{"name": "nope", "mountPath": "/x"}]}), "'nope' has no volume"),
     ],
 )

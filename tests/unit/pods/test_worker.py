@@ -302,3 +302,38 @@ async def test_a_replica_waits_where_another_was_refused_for_good(world: path.Wo
     await world.until(lambda: len(world.allocator.submitted) == 1)
     assert world.status("second").get("phase") != "Failed"
     assert world.preparer.asked == 2
+
+
+async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(world: path.World) -> None:
+    """A kubelet that was away longer than slurmctld remembers still tells the true reason."""
+    uid = await running(world)
+    await world.agents.disconnected(uid)
+    world.allocator.accounted["101"] = model.AllocationState(
+        phase=model.Phase.ENDED, cause=model.Cause.NODE_FAILED, state="NODE_FAIL"
+    )
+    world.allocator.say("101", phase=model.Phase.GONE)
+    await world.until(lambda: world.status()["phase"] == "Failed", seconds=worker.LAST_WORD_SECONDS + 3)
+    assert "node failed" in world.status()["message"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason", "words"),
+    [
+        ("apptainer: command not found", "ContainerStatusUnknown", "apptainer: command not found"),
+        ("slurmstepd: error: StepId=7.batch exceeded memory limit (9 > 8)", "OOMKilled", "memory"),
+    ],
+)
+async def test_what_a_job_printed_last_is_in_the_status(
+    world: path.World, monkeypatch: pytest.MonkeyPatch, printed: str, reason: str, words: str
+) -> None:
+    """A job whose agent never came to life tells its owner why."""
+    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = world.create()
+    await world.until(lambda: uid in world.allocator.submitted)
+    jobdir.write_bytes(world.state.pod(uid).output, f"stages script=1\n{printed}\n\n".encode())
+    world.allocator.say("101", phase=model.Phase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="FAILED")
+    await world.until(lambda: world.status().get("phase") == "Failed")
+    assert world.status()["reason"] == reason
+    assert words in world.status()["message"]

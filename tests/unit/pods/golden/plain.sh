@@ -15,7 +15,9 @@ echo "stages script=$EPOCHREALTIME"
 HPK_HOST_IP=$(ip -4 -o route get 192.0.2.1 2>/dev/null) HPK_HOST_IP=${HPK_HOST_IP##* src } HPK_HOST_IP=${HPK_HOST_IP%% *}
 HPK_SCRATCH="${TMPDIR:-/tmp}/hpk-0b4e"
 umask 077
-mkdir -p "$HPK_SCRATCH" || exit 1
+# A directory that others could have made beforehand would be theirs: the last letters are for nobody to guess.
+[ -d "${HPK_SCRATCH%/*}" ] || mkdir -p "${HPK_SCRATCH%/*}" || exit 1
+HPK_SCRATCH=$(mktemp -d "$HPK_SCRATCH.XXXXXX") || exit 1
 apptainer exec --bind "$HPK_SCRATCH:/run/hpk/scratch" /home/alice/.hpk/hpk.sif agent </dev/null &
 agent=$!
 trap 'kill -TERM $agent 2>/dev/null' TERM INT

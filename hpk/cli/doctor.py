@@ -1,0 +1,205 @@
+"""``hpk doctor``: look at the login host and try the real thing in one small job per partition."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors, jobdir
+from hpk.cli import findings, host
+from hpk.network import sandbox
+from hpk.slurm import gateway, probe
+
+if TYPE_CHECKING:
+    from hpk import config
+    from hpk.slurm import client, model
+
+LOOK_SECONDS = 0.2
+FIRST_QUESTION_SECONDS = 2.0
+LAST_QUESTION_SECONDS = 15.0
+ANSWER_SECONDS = 5.0
+"""How long a shared file system may take to show a file of another host, after the job's end."""
+OPTIONS = ("--time=5", "--ntasks=1", "--cpus-per-task=1", "--mem=512M", "--job-name=hpk-doctor", "--no-requeue")
+INSIDE = """
+import ctypes, json, os, sys
+sys.path.insert(0, "/opt/hpk/lib")
+from hpk.agent import linux, sandbox
+os.makedirs("/run/hpk/scratch/probe")
+linux.mount("tmpfs", "/run/hpk/scratch/probe", "tmpfs")
+os.close(os.open("/dev/fuse", os.O_RDWR))
+linux.set_hostname("probe")
+if ctypes.CDLL(None, use_errno=True).unshare(0x20020000):
+    raise OSError(ctypes.get_errno(), "Cannot make mount and PID namespaces")
+print(json.dumps({"address": sandbox.own_address()}))
+"""
+"""What the agent does before its first container, without a pod."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A job that looks at one partition."""
+
+    partition: str
+    job_id: str
+    answer: Path
+    submitted_at: float
+
+    @property
+    def where(self) -> str:
+        """In a user's words."""
+        return f"partition {self.partition}"
+
+
+async def run(settings: config.Settings, *, wait_seconds: float, is_json: bool) -> int:
+    """Print what was found; 1 if anything keeps pods from running, else 0.
+
+    Raises:
+        errors.SlurmUnavailable: Slurm does not answer.
+    """
+    jobdir.make_directory(str(settings.state))
+    directory = settings.state.absolute() / f"doctor-{secrets.token_hex(4)}"
+    directory.mkdir(mode=0o700)
+    try:
+        with host.slurm(settings) as slurm:
+            found = await _examine(settings, slurm, directory=directory, wait_seconds=wait_seconds)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if is_json:
+        print(json.dumps([asdict(one) for one in found], indent=1))
+    else:
+        print("\n".join(str(one) for one in found))
+    return 1 if any(one.level == "error" for one in found) else 0
+
+
+async def _examine(
+    settings: config.Settings, slurm: client.Slurm, *, directory: Path, wait_seconds: float
+) -> list[findings.Finding]:
+    site = await slurm.site(apptainer=settings.apptainer)
+    shared = await asyncio.to_thread(probe.shared, str(directory))
+    facts = {"site": site, "shared": shared, "routes": probe.routes()}
+    found = findings.login(findings.Place(where=f"login host {site['hostname']}", facts=facts), settings)
+    prepare(settings, site, directory)
+    probes: list[Probe] = []
+    try:
+        for partition in await slurm.known_partitions():
+            try:
+                probes.append(await _submit(settings, slurm, directory=directory, partition=partition))
+            except (errors.JobRefused, errors.SlurmUnavailable) as error:
+                found.append(findings.refused(f"partition {partition}", str(error)))
+        watch = Watch(slurm, deadline=time.monotonic() + wait_seconds, wait_seconds=wait_seconds)
+        for one in probes:
+            found += await watch.result(one, settings=settings, architecture=str(site["architecture"]))
+    finally:
+        left = [one.job_id for one in probes if not one.answer.exists()]
+        with contextlib.suppress(errors.SlurmUnavailable):
+            await slurm.cancel_many(left)
+    return found
+
+
+def prepare(settings: config.Settings, site: Any, directory: Path) -> None:
+    """Write what the jobs need: the probe, the gateway beside it, and what to try."""
+    for module in (gateway, probe):
+        assert module.__file__
+        source = Path(module.__file__)
+        shutil.copyfile(source, directory / source.name)
+    # What a host lacks for a pod network is a finding of its own; the sandbox must then start without.
+    network = "host" if settings.network != "flannel" and sandbox.missing_for_flannel(site) else "flannel"
+    network = "host" if settings.network == "host" else network
+    request = {"apptainer": settings.apptainer, "sandbox": inside(settings, network, directory)}
+    jobdir.write_json(str(directory / "request.json"), request | {"shared": str(directory)})
+
+
+def inside(settings: config.Settings, network: str, directory: Path) -> list[str]:
+    """The command that starts a pod's sandbox, with a probe for the agent."""
+    place = str(directory)
+    image = str(settings.image_file.absolute())
+    box = sandbox.Sandbox(
+        apptainer=settings.apptainer, image=image, network=network, pod=place, images=place, endpoint=place
+    )
+    command = sandbox.start(box)
+    return [*command[: command.index(image) + 1], sandbox.PYTHON, "-I", "-S", "-c", INSIDE]
+
+
+def script(settings: config.Settings, directory: Path, answer: Path) -> str:
+    """The probe's job script."""
+    files = " ".join(shlex.quote(str(path)) for path in (directory / "probe.py", directory / "request.json", answer))
+    return f"""#!/bin/bash
+umask 077
+{settings.prelude}
+export HPK_PROBE_SCRATCH="{settings.scratch}"
+for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
+  "$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS {files}
+done
+echo "there is no Python 3.6 or newer on this host" >&2
+exit 1
+"""
+
+
+async def _submit(settings: config.Settings, slurm: client.Slurm, *, directory: Path, partition: str) -> Probe:
+    answer = directory / f"{partition}.json"
+    output = f"--output={answer.with_suffix('.out')}"
+    options = [*OPTIONS, *shlex.split(settings.flags), output, f"--partition={partition}"]
+    submitted_at = time.time()
+    job_id = await slurm.submit(script(settings, directory, answer), directory=directory, options=options)
+    return Probe(partition=partition, job_id=job_id, answer=answer, submitted_at=submitted_at)
+
+
+class Watch:
+    """Waits for the probes' answers; asks Slurm seldom, the file system often."""
+
+    def __init__(self, slurm: client.Slurm, *, deadline: float, wait_seconds: float) -> None:
+        self._slurm = slurm
+        self._deadline = deadline
+        self._wait_seconds = wait_seconds
+        self._pause = FIRST_QUESTION_SECONDS
+        self._ask_at = time.monotonic() + self._pause
+        self._jobs: dict[str, model.Job] = {}
+
+    async def result(self, one: Probe, *, settings: config.Settings, architecture: str) -> list[findings.Finding]:
+        """What a probe found, or why it found nothing."""
+        over_at: float | None = None
+        while True:
+            if one.answer.exists():
+                return self._read(one, settings=settings, architecture=architecture)
+            job = self._jobs.get(one.job_id)
+            if job is not None and job.state.is_over:
+                over_at = over_at or time.monotonic()
+                if time.monotonic() - over_at > ANSWER_SECONDS:
+                    return [findings.silent(one.where, job.state.value, _output(one))]
+            elif time.monotonic() > self._deadline:
+                reason = job.reason if job is not None and job.state.is_queued else ""
+                return [findings.waits(one.where, self._wait_seconds, reason)]
+            if time.monotonic() > self._ask_at:
+                await self._ask()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _read(self, one: Probe, *, settings: config.Settings, architecture: str) -> list[findings.Finding]:
+        facts = jobdir.read_json(str(one.answer))
+        # Only what is certain: it answered after it was submitted, and before the answer was seen.
+        skew = min(0.0, facts["now"] - one.submitted_at) or max(0.0, facts["now"] - time.time())
+        where = f"{one.where} ({facts['site']['hostname']})"
+        place = findings.Place(where=where, facts=facts, skew_seconds=skew, architecture=architecture)
+        return findings.compute(place, settings)
+
+    async def _ask(self) -> None:
+        with contextlib.suppress(errors.SlurmUnavailable):
+            self._jobs = await self._slurm.jobs()
+        self._pause = min(self._pause * 1.5, LAST_QUESTION_SECONDS)
+        self._ask_at = time.monotonic() + self._pause
+
+
+def _output(one: Probe) -> str:
+    try:
+        text = one.answer.with_suffix(".out").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return text.rpartition(os.linesep)[2]

@@ -1,0 +1,261 @@
+"""What a host's facts mean for HPK: pure, one rule a line of thought, for ``hpk doctor``."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpk.network import sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hpk import config
+
+Level = Literal["error", "warning", "note", "ok"]
+Who = Literal["you", "your site", ""]
+
+LEAST_APPTAINER = (1, 2)
+LEAST_SLURM = (20, 11)
+ENOUGH_IDS = 65536
+FEW_NAMESPACES = 1000
+SLOW_SYNC_SECONDS = 0.1
+"""etcd's heartbeat; its own advice is a tenth of it."""
+SMALL_SCRATCH_BYTES = 2 << 30
+MOST_SKEW_SECONDS = 5.0
+PODS_INTERFACES = ("cni", "flannel")
+"""Begin the names of interfaces that the pod network itself has made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the report."""
+
+    level: Level
+    where: str
+    what: str
+    why: str = ""
+    who: Who = ""
+    how: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.level:<8}{self.where}: {self.what}"
+        text += f"; {self.why}" if self.why else ""
+        return text + (f" -> {self.who}: {self.how}" if self.how else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A host that was looked at.
+
+    Attributes:
+        where: In a user's words.
+        facts: As :mod:`hpk.slurm.probe` answers; what is missing was not looked at.
+        skew_seconds: How far its clock is provably from the login host's; positive is ahead.
+        architecture: Of the login host, for which hpk.sif and the images are made.
+    """
+
+    where: str
+    facts: Mapping[str, Any]
+    skew_seconds: float = 0.0
+    architecture: str = ""
+
+
+def login(place: Place, settings: config.Settings) -> list[Finding]:
+    """Of the host where commands are typed: pods need nothing of it but the shared file system."""
+    return _found(place, _slurm(place), _apptainer(place), _shared(place), _routes(place, settings))
+
+
+def compute(place: Place, settings: config.Settings) -> list[Finding]:
+    """Of a host that runs pods."""
+    return _found(
+        place,
+        *(rule(place) for rule in (_apptainer, _architecture, _sandbox, _namespaces, _devices, _ids)),
+        _network(place, settings),
+        *(rule(place) for rule in (_scratch, _clock, _shared)),
+        _routes(place, settings),
+    )
+
+
+def refused(where: str, text: str) -> Finding:
+    """Sbatch did not take the probe."""
+    how = "put what sbatch asks for into HPK_FLAGS (--account, --qos, --time), or use another partition"
+    return Finding(level="warning", where=where, what=f"sbatch refuses jobs: {text}", why=_NO_PODS, who="you", how=how)
+
+
+def waits(where: str, seconds: float, reason: str) -> Finding:
+    """The probe did not start in time, and was cancelled."""
+    why = f" ({reason})" if reason else ""
+    what = f"the probe did not start within {seconds:.0f} s{why}"
+    return Finding(level="note", where=where, what=what, why="nothing is known", who="you", how="try --wait=SECONDS")
+
+
+def silent(where: str, state: str, output: str) -> Finding:
+    """The probe's job ended without an answer."""
+    what = f"the probe's job ended as {state} and said: {output or 'nothing'}"
+    how = "set HPK_PRELUDE if it lacks a program; else show this to your site"
+    return Finding(level="error", where=where, what=what, why=_NO_PODS, who="you", how=how)
+
+
+_NO_PODS = "no pod can run there"
+
+
+def _found(place: Place, *parts: Iterator[Finding]) -> list[Finding]:
+    found = list(itertools.chain(*parts))
+    return found or [Finding(level="ok", where=place.where, what=_summary(place.facts))]
+
+
+def _summary(facts: Mapping[str, Any]) -> str:
+    words = []
+    if apptainer := facts["site"].get("apptainer"):
+        words.append(f"Apptainer {apptainer['version']}")
+    if (box := facts.get("sandbox")) and "seconds" in box:
+        words.append(f"a sandbox starts in {box['seconds']:.2f} s")
+    if (disk := facts.get("scratch")) and "free_bytes" in disk:
+        words.append(f"{disk['free_bytes'] / 1e9:.0f} GB in {disk['path']}")
+    if (home := facts.get("shared")) and "fsync_p99_seconds" in home:
+        words.append(f"fsync p99 {home['fsync_p99_seconds'] * 1000:.1f} ms")
+    return ", ".join(words)
+
+
+def _slurm(place: Place) -> Iterator[Finding]:
+    version = str(place.facts["site"].get("slurm_version") or "")
+    if _version(version) < LEAST_SLURM:
+        what = f"Slurm {version}" if version else "no answer from sinfo"
+        why, how = "HPK needs Slurm 20.11 or newer", "run hpk on a login node of a newer cluster"
+        yield Finding(level="error", where=place.where, what=what, why=why, who="you", how=how)
+
+
+def _apptainer(place: Place) -> Iterator[Finding]:
+    apptainer = place.facts["site"].get("apptainer")
+    if not apptainer:
+        how = "set HPK_PRELUDE='module load NAME' in hpk.sbatch, or HPK_APPTAINER to its path"
+        what, why = "there is no Apptainer on PATH", "pods and the control plane run in it"
+        yield Finding(level="error", where=place.where, what=what, why=why, who="you", how=how)
+    elif _version(apptainer["version"]) < LEAST_APPTAINER:
+        what, why = f"Apptainer {apptainer['version']}", "HPK needs 1.2 or newer"
+        how = "install a newer Apptainer"
+        yield Finding(level="error", where=place.where, what=what, why=why, who="your site", how=how)
+
+
+def _architecture(place: Place) -> Iterator[Finding]:
+    here = place.facts["site"].get("architecture", "")
+    if place.architecture and here != place.architecture:
+        what, why = f"its hosts are {here}", f"hpk.sif and the images are for {place.architecture}"
+        how = "choose another partition for pods, in HPK_FLAGS"
+        yield Finding(level="error", where=place.where, what=what, why=why, who="you", how=how)
+
+
+def _sandbox(place: Place) -> Iterator[Finding]:
+    box = place.facts.get("sandbox") or {}
+    if "error" in box and place.facts["site"].get("apptainer"):
+        what, how = f"a pod's sandbox does not start: {box['error']}", "mend what the other lines name, or show this"
+        yield Finding(level="error", where=place.where, what=what, why=_NO_PODS, who="your site", how=how)
+
+
+def _namespaces(place: Place) -> Iterator[Finding]:
+    limits = place.facts.get("limits") or {}
+    most = limits.get("max_user_namespaces")
+    if most is not None and most < FEW_NAMESPACES:
+        what = f"{most} user namespaces are allowed"
+        how = "sysctl user.max_user_namespaces=100000"
+        level: Level = "warning" if most else "error"
+        why = "every pod takes one" if most else _NO_PODS
+        yield Finding(level=level, where=place.where, what=what, why=why, who="your site", how=how)
+    for name, bad in (("unprivileged_userns_clone", 0), ("apparmor_restrict_unprivileged_userns", 1)):
+        is_setuid = (place.facts["site"].get("apptainer") or {}).get("setuid")
+        if limits.get(name) == bad and not is_setuid:
+            what, why = f"kernel.{name} is {bad}", "Apptainer without its setuid starter cannot make a sandbox"
+            how = f"sysctl kernel.{name}={1 - bad}, or install apptainer-suid"
+            yield Finding(level="error", where=place.where, what=what, why=why, who="your site", how=how)
+
+
+def _devices(place: Place) -> Iterator[Finding]:
+    site = place.facts["site"]
+    if not site.get("fuse"):
+        what, why = "/dev/fuse cannot be opened", "images are mounted by it"
+        yield Finding(
+            level="error", where=place.where, what=what, why=why, who="your site", how="chmod 666 /dev/fuse (udev)"
+        )
+    if not site.get("tun"):
+        what, why = "/dev/net/tun cannot be opened", "a pod network without the site's help needs it"
+        how = "modprobe tun; chmod 666 /dev/net/tun"
+        yield Finding(level="note", where=place.where, what=what, why=why, who="your site", how=how)
+
+
+def _ids(place: Place) -> Iterator[Finding]:
+    site = place.facts["site"]
+    for name in ("subuid", "subgid"):
+        ids = site.get(name)
+        if not ids or ids[1] < ENOUGH_IDS:
+            what = f"{site.get('user')} has {ids[1] if ids else 'no'} subordinate ids in /etc/{name}"
+            why = "containers of several users, and images with files of theirs, need 65536"
+            how = f"usermod --add-{name}s FIRST-LAST {site.get('user')}"
+            yield Finding(level="warning", where=place.where, what=what, why=why, who="your site", how=how)
+
+
+def _network(place: Place, settings: config.Settings) -> Iterator[Finding]:
+    missing = sandbox.missing_for_flannel(place.facts["site"])
+    if not missing or settings.network == "host":
+        return
+    if settings.network == "flannel":
+        what, why = f"no pod network: {'; '.join(missing)}", "HPK_NETWORK=flannel asks for it"
+        yield Finding(level="error", where=place.where, what=what, why=why, who="you", how="HPK_NETWORK=host")
+        return
+    what, why = f"no pod network: {'; '.join(missing)}", "pods share their node's network"
+    how = "see docs/site-network.md"
+    yield Finding(level="note", where=place.where, what=what, why=why, who="your site", how=how)
+
+
+def _scratch(place: Place) -> Iterator[Finding]:
+    disk = place.facts.get("scratch") or {}
+    how = "set HPK_SCRATCH to a directory of the nodes' own disks"
+    if "error" in disk:
+        what = f"cannot write to {disk['path']}: {disk['error']}"
+        yield Finding(level="error", where=place.where, what=what, why=_NO_PODS, who="you", how=how)
+    elif disk.get("free_bytes", SMALL_SCRATCH_BYTES) < SMALL_SCRATCH_BYTES:
+        what = f"{disk['free_bytes'] / 1e9:.1f} GB are free in {disk['path']}"
+        why = "containers' files and emptyDirs go there"
+        yield Finding(level="warning", where=place.where, what=what, why=why, who="you", how=how)
+
+
+def _clock(place: Place) -> Iterator[Finding]:
+    skew = place.skew_seconds
+    if abs(skew) > MOST_SKEW_SECONDS:
+        what = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the login host's"
+        why = "certificates and tokens look expired or not yet valid"
+        yield Finding(level="warning", where=place.where, what=what, why=why, who="your site", how="run chronyd")
+
+
+def _shared(place: Place) -> Iterator[Finding]:
+    home = place.facts.get("shared") or {}
+    how = "set HPK_STATE to a directory of another file system that all nodes share"
+    if "error" in home:
+        what, why = f"cannot write to the state directory: {home['error']}", "it must be on every node"
+        yield Finding(level="error", where=place.where, what=what, why=why, who="you", how=how)
+        return
+    if home.get("flock") is False:
+        what, why = "files of the state directory cannot be locked (flock)", "etcd wants to"
+        yield Finding(level="error", where=place.where, what=what, why=why, who="you", how=how)
+    if (seconds := home.get("fsync_p99_seconds", 0.0)) > SLOW_SYNC_SECONDS:
+        what = f"fsync of the state directory takes {seconds * 1000:.0f} ms (p99)"
+        why = "the API server waits for it with each change"
+        yield Finding(level="warning", where=place.where, what=what, why=why, who="you", how=how)
+
+
+def _routes(place: Place, settings: config.Settings) -> Iterator[Finding]:
+    for name, cidr in (("service_cidr", settings.service_cidr), ("pod_cidr", settings.pod_cidr)):
+        wanted = ipaddress.IPv4Network(cidr)
+        for interface, route in place.facts.get("routes") or ():
+            is_ours = name == "pod_cidr" and interface.startswith(PODS_INTERFACES)
+            if wanted.overlaps(ipaddress.IPv4Network(route)) and not is_ours:
+                what, why = f"the route {route} by {interface} overlaps {name} {cidr}", "one hides the other"
+                how = f"set HPK_{name.upper()} to a network that is free here"
+                yield Finding(level="warning", where=place.where, what=what, why=why, who="you", how=how)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

@@ -1,0 +1,97 @@
+"""``hpk pull``: have images converted before pods ask for them, from where the registry can be reached."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors
+from hpk.cli import serve
+from hpk.images import store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpk import config
+    from hpk.images import image
+
+AUTH_FILES = ("~/.docker/config.json", "~/.apptainer/docker-config.json")
+"""Where `docker login` and `apptainer registry login` write."""
+
+
+async def run(settings: config.Settings, *, names: Sequence[str], auth_file: Path | None) -> int:
+    """Pull each image and print its digest and size; 0 if all are there.
+
+    Raises:
+        errors.Fatal: The file with credentials cannot be read.
+    """
+    serve.configure_logging("warning")
+    login = credentials(auth_file)
+    failed = 0
+    async with store.ImageStore(settings.images_directory, insecure=settings.insecure_registries) as images:
+        for name in names:
+            try:
+                with _spinner(f"Pulling {name}"):
+                    found = await images.ensure(name, policy="Always", credentials=login)
+            except (errors.ImageRefused, errors.Retryable) as error:
+                failed += 1
+                print(f"hpk: {error}", file=sys.stderr)
+            else:
+                print(line(found))
+    return 1 if failed else 0
+
+
+def line(found: image.Image) -> str:
+    """What there is now: name, digest, size, and whether anything was fetched."""
+    digest = found.image_id.rpartition("@")[2]
+    how = f"pulled in {found.seconds:.1f} s" if found.was_pulled else "up to date"
+    return f"{found.reference}  {digest}  {found.size_bytes / 1e6:.1f} MB  ({how})"
+
+
+def credentials(auth_file: Path | None) -> dict[str, Any] | None:
+    """The Docker config that is named, else the first that there is.
+
+    Raises:
+        errors.Fatal: It is not JSON, or the named one is not there.
+    """
+    candidates = [auth_file] if auth_file else [Path(name).expanduser() for name in AUTH_FILES]
+    for path in candidates:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            if auth_file:
+                raise errors.Fatal(f"Cannot read {path}: there is no such file") from None
+            continue
+        except (OSError, ValueError) as error:
+            raise errors.Fatal(f"Cannot read credentials from {path}: {error}") from error
+        if not isinstance(found, dict):
+            raise errors.Fatal(f"Cannot read credentials from {path}: it is not a Docker config")
+        if found.get("credsStore") or found.get("credHelpers"):
+            print(f"hpk: {path} names a credential helper, which is not run; only its 'auths' count", file=sys.stderr)
+        return found
+    return None
+
+
+@contextlib.contextmanager
+def _spinner(text: str) -> Iterator[None]:
+    """Show that something happens, and for how long; on a terminal only."""
+    from rich import console, live, spinner  # noqa: PLC0415 - only those who wait pay for it
+    from rich import text as rich_text  # noqa: PLC0415
+
+    screen = console.Console(stderr=True)
+    if not screen.is_terminal:
+        yield
+        return
+    began = time.monotonic()
+    turning = spinner.Spinner("dots")
+
+    def draw() -> spinner.Spinner:
+        turning.text = rich_text.Text(f"{text}  {time.monotonic() - began:.0f} s")
+        return turning
+
+    with live.Live(get_renderable=draw, console=screen, refresh_per_second=8, transient=True):
+        yield

@@ -1,0 +1,157 @@
+"""What a host really offers, for ``hpk doctor``: tries it instead of asking.
+
+One file, standard library only, Python 3.6 or newer, as :mod:`.gateway`, which lies beside it where it runs in a job:
+
+    python3 probe.py REQUEST.json ANSWER.json
+
+The request is a JSON object: ``apptainer``, ``sandbox`` (an argv, in which ``$HPK_SCRATCH`` stands for the scratch
+directory), ``shared`` (a directory of the shared file system).  ``HPK_PROBE_SCRATCH`` in the environment is the
+directory under which pods' scratch would be.  The answer appears whole or not at all.
+"""
+
+import fcntl
+import importlib
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SYNCS = 100
+"""The slowest but one of these is the 99th percentile."""
+MOST_SYNC_SECONDS = 5.0
+SANDBOX_SECONDS = 60
+
+
+def shared(directory: str) -> "dict[str, Any]":
+    """How a directory of the shared file system keeps and locks: the 99th percentile of fsync, and flock."""
+    path = os.path.join(directory, "probe-%s-%d" % (socket.gethostname(), os.getpid()))
+    times = []  # type: list[float]
+    try:
+        with open(path, "wb") as file:
+            began = time.monotonic()
+            while len(times) < SYNCS and time.monotonic() - began < MOST_SYNC_SECONDS:
+                start = time.monotonic()
+                file.write(b"x" * 2048)
+                file.flush()
+                os.fsync(file.fileno())
+                times.append(time.monotonic() - start)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                has_flock = True
+            except OSError:
+                has_flock = False
+        os.unlink(path)
+    except OSError as error:
+        return {"error": "%s: %s" % (directory, error.strerror)}
+    return {"fsync_p99_seconds": sorted(times)[-1 if len(times) < SYNCS else -2], "flock": has_flock}
+
+
+def scratch(directory: str) -> "dict[str, Any]":
+    """Whether a directory can be made under this one, and how much it would hold."""
+    try:
+        os.makedirs(directory, exist_ok=True)
+        made = tempfile.mkdtemp(prefix="hpk-probe.", dir=directory)
+    except OSError as error:
+        return {"path": directory, "error": error.strerror}
+    status = os.statvfs(made)
+    os.rmdir(made)
+    return {"path": directory, "free_bytes": status.f_bavail * status.f_frsize}
+
+
+def routes(path: str = "/proc/net/route") -> "list[list[str]]":
+    """[interface, network/length] of the host's IPv4 routes but the default one."""
+    found = []
+    try:
+        with open(path) as file:
+            rows = [line.split() for line in file][1:]
+    except OSError:
+        return []
+    for row in rows:
+        network, mask = (struct.pack("=I", int(row[column], 16)) for column in (1, 7))
+        length = bin(struct.unpack("!I", mask)[0]).count("1")  # noqa: FURB161 - bit_count is of 3.10
+        if length:
+            found.append([row[0], "%s/%d" % (socket.inet_ntoa(network), length)])
+    return found
+
+
+def limits() -> "dict[str, int]":
+    """What the kernel says about user namespaces; a file that is not there says nothing."""
+    found = {}
+    for name in (
+        "user/max_user_namespaces",
+        "kernel/unprivileged_userns_clone",
+        "kernel/apparmor_restrict_unprivileged_userns",
+    ):
+        try:
+            with open("/proc/sys/" + name) as file:
+                found[os.path.basename(name)] = int(file.read())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def sandbox(argv: "list[str]", directory: str) -> "dict[str, Any]":
+    """Start a pod's sandbox with a probe in it; what it printed, or what went wrong."""
+    try:
+        made = tempfile.mkdtemp(prefix="hpk-probe.", dir=directory)
+    except OSError as error:
+        return {"error": "%s: %s" % (directory, error.strerror)}
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [word.replace("$HPK_SCRATCH", made) for word in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=SANDBOX_SECONDS,
+            check=False,
+        )
+        said = done.stderr.decode("utf-8", "replace").strip()
+        if done.returncode:
+            return {"error": said.rpartition("\n")[2] or "exit code %d" % done.returncode, "said": said[-2000:]}
+        answer = json.loads(done.stdout.decode())  # type: dict[str, Any]
+    except subprocess.TimeoutExpired:
+        return {"error": "it did not start within %d s" % SANDBOX_SECONDS}
+    except (OSError, ValueError) as error:
+        return {"error": str(error)}
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    answer["seconds"] = time.monotonic() - start
+    return answer
+
+
+def main(arguments: "list[str]") -> int:
+    """Probe this host as a job."""
+    request_file, answer_file = arguments
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    gateway = importlib.import_module("gateway")
+    with open(request_file) as file:
+        request = json.load(file)
+    directory = os.environ["HPK_PROBE_SCRATCH"]
+    answer = {
+        "site": gateway.site([request["apptainer"]], dict(os.environ)),
+        "limits": limits(),
+        "routes": routes(),
+        "shared": shared(request["shared"]),
+        "scratch": scratch(directory),
+        "sandbox": sandbox(request["sandbox"], directory),
+        "now": time.time(),
+    }
+    temporary = answer_file + ".new"
+    with open(temporary, "w") as file:
+        json.dump(answer, file)
+    os.rename(temporary, answer_file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""``hpk doctor``: one probe for each partition, whatever becomes of it, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpk import config
+from hpk.cli import doctor, host
+from hpk.slurm import client
+from tests.fakes import slurm as fake
+from tests.unit.cli.test_findings import GOOD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Cluster:
+    """Slurm whose jobs answer, or do not."""
+
+    def __init__(self, *partitions: str) -> None:
+        self.partitions = partitions
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.refused: dict[str, str] = {}
+        self.ended: dict[str, str] = {}
+        self.submitted: list[str] = []
+        self.cancelled: list[str] = []
+        self.scripts: list[str] = []
+
+    async def run(self, command: str, *arguments: str, stdin: bytes = b"", **options: Any) -> client.Result:
+        reply = getattr(self, command)(arguments, stdin, options)
+        return client.Result(code=0, stdout=reply.encode()) if isinstance(reply, str) else reply
+
+    def site(self, *_: Any) -> str:
+        return json.dumps(GOOD["site"])
+
+    def sbatch(self, arguments: tuple[str, ...], stdin: bytes, options: dict[str, Any]) -> str | client.Result:
+        partition = next(word for word in arguments if word.startswith("--partition=")).partition("=")[2]
+        if partition in self.refused:
+            return fake.refusal(self.refused[partition])
+        self.submitted.append(partition)
+        self.scripts.append(stdin.decode())
+        if partition in self.answers:
+            (options["directory"] / f"{partition}.json").write_text(json.dumps(self.answers[partition]))
+        if partition in self.ended:
+            (options["directory"] / f"{partition}.out").write_text("first\nno such command\n")
+        return f"{len(self.submitted)}\n"
+
+    def squeue(self, *_: Any) -> str:
+        rows = []
+        for number, partition in enumerate(self.submitted, 1):
+            state = self.ended.get(partition, "PENDING")
+            rows.append((str(number), state, "Priority", "", partition, "5", "N/A", "/", "hpk-doctor", ""))
+        return fake.squeue(*rows)
+
+    def scancel(self, arguments: tuple[str, ...], *_: Any) -> str:
+        self.cancelled += arguments
+        return ""
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster of three partitions, and clocks that do not wait."""
+    made = Cluster("main", "gpu", "old")
+
+    @contextlib.contextmanager
+    def slurm(_: config.Settings) -> Iterator[client.Slurm]:
+        one = client.Slurm(made)
+        one._partitions = made.partitions
+        yield one
+
+    monkeypatch.setattr(host, "slurm", slurm)
+    for name in ("LOOK_SECONDS", "FIRST_QUESTION_SECONDS", "LAST_QUESTION_SECONDS", "ANSWER_SECONDS"):
+        monkeypatch.setattr(doctor, name, 0.0)
+    return made
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    """A probe's answer."""
+    return {**copy.deepcopy(GOOD), "now": time.time(), **changes}
+
+
+async def test_each_partition_has_its_line(stage: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One is well, one refuses, one waits; the one that waits is cancelled, and no file stays."""
+    stage.answers["main"] = answer()
+    stage.refused["gpu"] = "sbatch: error: Invalid account"
+    assert await doctor.run(config.Settings(state=tmp_path), wait_seconds=0, is_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok", "warning", "ok", "note"]
+    assert "partition gpu: sbatch refuses jobs: " in lines[1]
+    assert "partition old: the probe did not start within 0 s" in lines[3]
+    assert stage.cancelled == ["2"]
+    assert os.listdir(tmp_path) == []  # noqa: PTH208 - a test may block
+
+
+async def test_an_error_is_the_exit_code(stage: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json all that was found is a list of objects."""
+    stage.partitions = ("main", "gpu")
+    stage.answers["main"] = answer(sandbox={"error": "no"})
+    stage.ended["gpu"] = "FAILED"
+    assert await doctor.run(config.Settings(state=tmp_path), wait_seconds=9, is_json=True) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [one["level"] for one in found] == ["ok", "error", "error"]
+    assert found[2]["what"] == "the probe's job ended as FAILED and said: no such command"
+    assert set(found[0]) == {"level", "where", "what", "why", "who", "how"}
+
+
+async def test_clock_skew_is_what_is_certain(
+    stage: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An answer from the future, or from before the question."""
+    stage.partitions = ("main", "gpu")
+    stage.answers["main"] = answer(now=time.time() + 100)
+    stage.answers["gpu"] = answer(now=time.time() - 100)
+    await doctor.run(config.Settings(state=tmp_path), wait_seconds=9, is_json=False)
+    told = capsys.readouterr().out
+    assert "s ahead of the login" in told
+    assert "s behind the login" in told
+
+
+def test_the_sandbox_is_the_pods_own(tmp_path: Path) -> None:
+    """The same command, with a probe in the agent's place; and the scratch directory is for the job to name."""
+    command = doctor.inside(config.Settings(state=tmp_path), "flannel", tmp_path)
+    assert command[:3] == ["apptainer", "--silent", "exec"]
+    assert {"--fakeroot", "--net", "--no-init"} <= set(command)
+    assert "type=bind,source=$HPK_SCRATCH,destination=/run/hpk/scratch" in command
+    assert command[-2:] == ["-c", doctor.INSIDE]
+    compile(doctor.INSIDE, "inside", "exec")
