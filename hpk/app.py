@@ -53,8 +53,8 @@ SUBMISSIONS_AT_ONCE = 8
 """Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
 CAPACITY_SECONDS = 300.0
 """Pause between questions for the cluster's nodes; they change seldom."""
-PARTITIONS_SECONDS = 3600.0
-"""The same for the names of hidden partitions, which sinfo does not tell."""
+DETAILS_SECONDS = 3600.0
+"""The same for what sinfo does not tell: hidden partitions, and the nodes' architectures."""
 DEFAULT_KILL_WAIT_SECONDS = 30
 IMAGES_SECONDS = 60.0
 """Pause between looks at the directory of images, for the node's status only."""
@@ -188,6 +188,7 @@ class Cluster:
         self.slurm, self.facts, self.flags = slurm, facts, flags or {}
         self._has_subordinate_ids = has_subordinate_ids
         self.partition_names: frozenset[str] = frozenset()
+        self.architectures: Mapping[str, str] = {}
         self.named_at = 0.0
         self.capacity: slurm_model.Capacity | None = None
         self.answered_at: float | None = None
@@ -205,8 +206,10 @@ class Cluster:
         try:
             before, self.capacity = self.capacity, await self.slurm.capacity()
             has_changed = before is None or before.partitions.keys() != self.capacity.partitions.keys()
-            if has_changed or time.time() - self.named_at > PARTITIONS_SECONDS:
-                self.partition_names, self.named_at = await self.slurm.partition_names(), time.time()
+            if has_changed or time.time() - self.named_at > DETAILS_SECONDS:
+                self.partition_names = await self.slurm.partition_names()
+                self.architectures = await self.slurm.architectures()
+                self.named_at = time.time()
         except Exception as error:  # noqa: BLE001 - nothing that Slurm prints may end the kubelet
             self.error = str(error)
             LOG.warning("Cannot learn the cluster's capacity", error=self.error)
@@ -222,6 +225,8 @@ class Cluster:
             labels=node.labels(self.facts),
             capacity=self.capacity,
             partition_names=self.partition_names,
+            architectures=self.architectures,
+            architecture=self.facts.host.architecture,
             flags=self.flags,
             has_subordinate_ids=self._has_subordinate_ids,
         )

@@ -46,7 +46,7 @@ class Settings:
     apptainer: str = "apptainer"
     """The site's Apptainer command."""
     poll_seconds: float = 15.0
-    """Pause between questions to slurmctld when nothing calls for one; it is shared by hundreds of users."""
+    """Shortest pause between questions to slurmctld when nothing calls for one; without news it grows to a minute."""
     gateway: Path | None = None
     """The gateway's Unix socket on this host; set by hpk.sbatch and the launcher."""
 

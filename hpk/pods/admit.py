@@ -53,6 +53,8 @@ class Cluster:
         name: The node's.
         capacity: What Slurm last said of its nodes and partitions; None if it has said nothing.
         partition_names: All partitions, those too that are hidden from this user; empty if not known.
+        architectures: Of the compute nodes, as far as Slurm knows them.
+        architecture: Of hpk.sif and of all images, which is the control plane's own; empty if not known.
         flags: The settings' sbatch options for every pod.
         has_subordinate_ids: Whether a pod can have more ids than the user's own.
     """
@@ -62,6 +64,8 @@ class Cluster:
     labels: Mapping[str, str] = field(default_factory=dict)
     capacity: slurm_model.Capacity | None = None
     partition_names: frozenset[str] = frozenset()
+    architectures: Mapping[str, str] = field(default_factory=dict)
+    architecture: str = ""
     flags: Mapping[str, str | None] = field(default_factory=dict)
     has_subordinate_ids: bool = True
 
@@ -84,6 +88,7 @@ def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
         options = {**cluster.flags, **job_flags(pod)}
         _check_nodes(pod, options, cluster.capacity)
         _check_time(options, cluster.capacity)
+        _check_architecture(options, cluster, cluster.capacity)
     return pod
 
 
@@ -261,6 +266,21 @@ def _check_nodes(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm
             what = f"{name}, requested: {wanted}, capacity: {largest} (the largest node{where})"
             message = f"Pod was rejected: Node didn't have enough resource: {what}"
             raise errors.PodRefused(message, reason=f"OutOf{name}")
+
+
+def _check_architecture(options: Mapping[str, str | None], cluster: Cluster, capacity: slurm_model.Capacity) -> None:
+    """Refuse a partition on none of whose nodes the image could run; a node that Slurm has not seen may be any."""
+    names = set(_wanted_partitions(options) or [capacity.default_partition or ""])
+    nodes = [node.name for node in capacity.nodes.values() if node.partitions & names]
+    found = {cluster.architectures.get(name, "") for name in nodes}
+    if not cluster.architecture or not nodes or found & {"", cluster.architecture}:
+        return
+    there = ", ".join(f"linux/{name}" for name in sorted(found))
+    raise errors.PodRefused(
+        f"Pod was rejected: the images here are linux/{cluster.architecture}, as the control plane is, and the nodes "
+        f"of partition {', '.join(sorted(names))} are {there}",
+        reason="ArchitectureMismatch",
+    )
 
 
 def _check_time(options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> None:

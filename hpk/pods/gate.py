@@ -37,6 +37,8 @@ PROBE_SECONDS = 120.0
 """After which another pod may try, if the one that went ahead has not come to sbatch."""
 CAREFUL_SECONDS = 60.0
 """How long after trouble a lane takes one sbatch at a time."""
+FORGET_SECONDS = 600.0
+"""How long pods must have fared well before the next that fails at once counts as the first."""
 MOST_LANES = 1000
 RATE_LIMIT_FACTOR = 4
 
@@ -72,6 +74,7 @@ class Held(errors.Retryable):
 class _Lane:
     kind: str
     failures: int = 0
+    opened_at: float | None = None
     closed_until: float = 0.0
     careful_until: float = float("inf")
     text: str = ""
@@ -127,7 +130,7 @@ class Gate:
             Held: Not now.
         """
         now = self._clock()
-        closed = [lane for key in wanted if (lane := self._lanes.get(key)) and lane.failures]
+        closed = [lane for key in wanted if (lane := self._lanes.get(key)) and self._is_closed(lane, now)]
         for lane in closed:
             until = lane.closed_until
             if until <= now and lane.prober not in (None, uid):
@@ -138,7 +141,13 @@ class Gate:
         for lane in closed:
             lane.held.pop(uid, None)
             if lane.prober != uid:
-                lane.prober, lane.probes_until = uid, now + PROBE_SECONDS
+                seconds = AT_ONCE_SECONDS if lane.kind == "failed" else PROBE_SECONDS
+                lane.prober, lane.probes_until = uid, now + seconds
+
+    def _is_closed(self, lane: _Lane, now: float) -> bool:
+        if lane.kind == "failed" and lane.prober is not None and lane.probes_until <= now and lane.opened_at is None:
+            lane.opened_at = now  # the one that went ahead lives: the others may go
+        return bool(lane.failures) and lane.opened_at is None
 
     def denial(self, wanted: Sequence[Key]) -> str | None:
         """What sbatch lately said to the controller's other pods, while that lane is closed."""
@@ -182,8 +191,12 @@ class Gate:
     def failed_at_once(self, wanted: Sequence[Key], text: str) -> None:
         """A pod ran, and failed at once; of several that did so together the first counts."""
         for key in wanted:
-            if key[0] == "failed" and self._lane(key).closed_until <= self._clock():
-                self._close([key], "failed", text)
+            lane = self._lane(key)
+            if lane.kind != "failed" or lane.closed_until > self._clock():
+                continue
+            if lane.opened_at is not None and self._clock() - lane.opened_at > FORGET_SECONDS:
+                lane.failures = 0
+            self._close([key], "failed", text)
 
     def job_ended(self) -> None:
         """A job has ended: where a limit holds pods, one may try now."""
@@ -217,7 +230,7 @@ class Gate:
             lane.failures += count
             pause = self._pauses[kind].after(lane.failures)
             lane.closed_until, lane.careful_until = now + pause, now + pause + CAREFUL_SECONDS
-            lane.text, lane.prober = text, None
+            lane.text, lane.prober, lane.opened_at = text, None, None
 
     def _open(self, wanted: Sequence[Key]) -> None:
         now = self._clock()
@@ -225,7 +238,7 @@ class Gate:
             if lane.careful_until == float("inf"):
                 lane.careful_until = now
             if lane.kind == "failed":
-                continue  # how it fares is not known yet; when its time as the one that tries is over, another may
+                continue  # how it fares is not known yet
             lane.failures, lane.closed_until, lane.prober = 0, 0.0, None
             held, lane.held = lane.held, {}
             for uid in held:

@@ -306,6 +306,14 @@ class Slurm:
         shown = await self._query("scontrol", "--all", "--oneliner", "show", "partition")
         return frozenset(parse.partition_names(shown.text))
 
+    async def architectures(self) -> dict[str, str]:
+        """The architecture of each node that has ever reported, such as ``amd64``.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        return parse.architectures((await self._query("scontrol", "--oneliner", "show", "node")).text)
+
     async def known_partitions(self) -> tuple[str, ...]:
         """The partitions' names, as last seen by :meth:`capacity`.
 

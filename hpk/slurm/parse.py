@@ -281,6 +281,16 @@ def field(text: str, *, name: str) -> str | None:
     return found[1] if found else None
 
 
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
+"""Kubernetes' and the registries' names, by those of ``uname -m``, which slurmd reports."""
+
+
+def architectures(text: str) -> dict[str, str]:
+    """The nodes' architectures that ``scontrol --oneliner show node`` printed; of a node never seen it has none."""
+    found = re.findall(r"^NodeName=(\S+) Arch=(\S+)", text, re.MULTILINE)
+    return {name: ARCHITECTURES.get(word, word) for name, word in found}
+
+
 def partition_names(text: str) -> list[str]:
     """The partitions that ``scontrol --oneliner show partition`` printed."""
     return re.findall(r"^PartitionName=(\S+)", text, re.MULTILINE)

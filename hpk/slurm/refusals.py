@@ -53,11 +53,20 @@ _PASSING_TEXTS = (
     r"database connection|slurmdbd|accounting storage",
     r"Could not establish a configuration source|failed to fetch (?:remote )?config",
     r"Unable to connect to database",
+    r"Partition in DOWN state",
+    r"System submissions disabled",
+    r"maintenance reservation",
+    r"Max powered up nodes reached",
+    r"Required nodes lack available resources",
+    r"credential (?:expired|replayed)|credential is expired",
+    r"delayed socket error",
+    r"Too many open files|No space left on device",
 )
 PASSING = re.compile("|".join(_PASSING_TEXTS), re.IGNORECASE)
 
 PERHAPS_DONE = re.compile(
-    r"Socket timed out|Zero Bytes|receive failure|timed out reading|Connection reset|Unexpected message",
+    r"Socket timed out|Zero Bytes|receive failure|timed out reading|Connection reset|Unexpected message"
+    r"|delayed socket error",
     re.IGNORECASE,
 )
 """The request went out and no answer came: the job may exist."""

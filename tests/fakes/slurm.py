@@ -43,6 +43,17 @@ REFUSALS = {
     "wall": "sbatch: error: QOSMaxWallDurationPerJobLimit\n"
     "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size "
     "and/or time limits)\n",
+    "no-partition": "sbatch: error: Batch job submission failed: No partition specified or system default partition\n",
+    "nodes": "sbatch: error: Batch job submission failed: Node count specification invalid\n",
+    "processors": "sbatch: error: Batch job submission failed: More processors requested than permitted\n",
+    "elsewhere": "sbatch: error: Batch job submission failed: Requested nodes not in this partition\n",
+    "wckey": "sbatch: error: Batch job submission failed: Invalid wckey specification\n",
+    "time-missing": "sbatch: error: Batch job submission failed: Time limit specification required, but not provided\n",
+    "association": "sbatch: error: Batch job submission failed: Invalid or unknown association\n",
+    "versions": "sbatch: error: Batch job submission failed: Incompatible versions of client and server code\n",
+    "topology": "sbatch: error: Batch job submission failed: Requested topology configuration is not available\n",
+    "tres": "sbatch: error: Batch job submission failed: Invalid Trackable RESource (TRES) specification\n",
+    "reservation-denied": "sbatch: error: Batch job submission failed: Access denied to requested reservation\n",
     "plugin": "sbatch: error: You must name a project with --account\n"
     "sbatch: error: Batch job submission failed: Unspecified error\n",
 }
@@ -69,6 +80,19 @@ OUTAGES = {
     "sbatch: error: Batch job submission failed: Protocol authentication error\n",
     "standby": "sbatch: error: Batch job submission failed: Slurm backup controller in standby mode\n",
     "rate": "sbatch: error: Batch job submission failed: Rate limit exceeded, please retry momentarily\n",
+    "submissions-disabled": "sbatch: error: Batch job submission failed: System submissions disabled\n",
+    "partition-down": "sbatch: error: Batch job submission failed: Partition in DOWN state\n",
+    "maintenance": "sbatch: error: Batch job submission failed: Job can not start due to maintenance reservation.\n",
+    "powered": "sbatch: error: Batch job submission failed: Max powered up nodes reached\n",
+    "clock": "sbatch: error: Batch job submission failed: Authentication credential expired\n",
+    "delayed": "sbatch: error: Batch job submission failed: Kernel reported delayed socket error after successful "
+    "write(), client side likely closed\n",
+    "other-standby": "sbatch: error: Batch job submission failed: Controller is in standby mode, try a different "
+    "controller\n",
+    "quiesce": "sbatch: error: Batch job submission failed: Connection forced closed by quiesce timeout\n",
+    "closing": "sbatch: error: Batch job submission failed: Process is shutting down and closing all communications\n",
+    "script": "sbatch: error: Batch job submission failed: I/O error writing script/environment to file\n",
+    "rate-later": "sbatch: error: Batch job submission failed: Rate limit exceeded, please retry later\n",
     "drained": "sbatch: error: Batch job submission failed: Required node not available (down, drained or reserved)\n",
     "inactive": "sbatch: error: Batch job submission failed: Required partition not available (inactive or drain)\n",
 }

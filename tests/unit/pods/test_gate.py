@@ -167,6 +167,18 @@ async def test_pods_that_fail_at_once_make_the_next_ones_wait(world: World) -> N
     assert await world.submit("e", ALIKE) == "taken"
 
 
+async def test_when_the_one_that_went_ahead_lives_all_others_go(world: World) -> None:
+    """One bad minute of a node does not make fifty replicas come one by one; the next trouble counts on."""
+    world.gate.failed_at_once(ALIKE, "pod failed at once")
+    world.now += 10
+    assert [await world.submit(uid, ALIKE) for uid in "abc"] == ["taken", "held", "held"]
+    world.now += gate.AT_ONCE_SECONDS
+    assert [await world.submit(uid, ALIKE) for uid in "bc"] == ["taken", "taken"]
+    world.gate.failed_at_once(ALIKE, "pod failed at once")
+    world.now += 19
+    assert await world.submit("d", ALIKE) == "held"
+
+
 async def test_the_webhook_denies_while_the_pause_lasts(world: World) -> None:
     """So that the controller's own back-off works; a mere limit denies nobody."""
     await world.submit("a", ALIKE, LIMIT)

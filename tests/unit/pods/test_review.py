@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -122,6 +123,29 @@ def test_what_a_controller_makes_warns_nobody() -> None:
     """The ReplicaSet of a Deployment has no reader."""
     made = {"metadata": {"name": "w", "namespace": "ns", "ownerReferences": [OWNER]}, "spec": {}}
     assert reviews().review("ReplicaSet", made) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_refused"),
+    [
+        ({"g1": "arm64", "c1": "amd64"}, True),
+        ({"g1": "amd64", "c1": "arm64"}, False),
+        ({"c1": "amd64"}, False),
+        ({}, False),
+    ],
+)
+def test_a_partition_of_another_architecture_is_refused_with_both_names(
+    nodes: dict[str, str],
+    *,
+    is_refused: bool,
+) -> None:
+    """A binary of another machine would only say "exec format error"; a node that is not known refuses nothing."""
+    cluster = dataclasses.replace(CLUSTER, architectures=nodes, architecture="amd64")
+    refusal, _ = reviews(cluster).review("Pod", raw("-p gpu"))
+    assert (refusal is not None) == is_refused
+    if refusal:
+        assert "linux/amd64" in refusal
+        assert refusal.endswith("the nodes of partition gpu are linux/arm64")
 
 
 async def test_what_sbatch_told_one_pod_the_controllers_next_ones_hear_at_once() -> None:

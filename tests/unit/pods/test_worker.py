@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog import testing
 
 from hpk import errors, jobdir
-from hpk.pods import model, prepare, worker
+from hpk.pods import gate, model, prepare, worker
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -262,10 +263,12 @@ async def test_a_queued_pod_past_its_deadline_fails_and_leaves_the_queue(world: 
 async def test_one_pods_trouble_is_not_anothers(world: path.World) -> None:
     """An error that nobody foresaw stays with its pod, and is tried again."""
     world.preparer.errors = [errors.HpkError("a surprise")]
-    world.create("bad")
-    await world.until(lambda: world.preparer.asked == 1)
-    good = world.create("good")
-    await world.until(lambda: good in world.allocator.submitted)
+    with testing.capture_logs() as logs:  # a traceback with all its values takes long to print
+        world.create("bad")
+        await world.until(lambda: world.preparer.asked >= 1)
+        good = world.create("good")
+        await world.until(lambda: good in world.allocator.submitted)
+    assert any("a surprise" in str(line.get("error")) for line in logs)
 
 
 async def test_a_pod_that_is_refused_gets_no_job(world: path.World) -> None:
@@ -283,6 +286,22 @@ async def test_finished_pods_leave_no_worker(world: path.World) -> None:
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: not world.pods._workers)
     assert world.agents.newest(uid) is None
+
+
+async def test_a_replica_waits_where_another_was_refused_for_good(world: path.World) -> None:
+    """It stays Pending, tells sbatch's words, and is submitted when its turn has come."""
+    world.gate._pauses["refused"] = gate.Pauses(first_seconds=0.3, longest_seconds=0.3)
+    world.allocator.refusals = [errors.JobRefused("Invalid account")]
+    for name in ("first", "second"):
+        owner = {"kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
+        spec = {"nodeName": "hpk", "containers": [{"name": "c", "image": "i"}]}
+        meta = {"name": name, "namespace": "ns", "ownerReferences": [owner]}
+        world.api.put(f"{path.PODS}/{name}", {"metadata": meta, "spec": spec})
+        await world.until(lambda: world.status("first").get("phase") == "Failed")
+    assert world.allocator.submitted == []
+    await world.until(lambda: len(world.allocator.submitted) == 1)
+    assert world.status("second").get("phase") != "Failed"
+    assert world.preparer.asked == 2
 
 
 async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(world: path.World) -> None:

@@ -195,3 +195,27 @@ def test_kill_wait_is_slurms_own() -> None:
     """The line of the configuration, or Slurm's default where there is none."""
     assert parse.kill_wait_seconds("KeepAliveTime           = SYSTEM_DEFAULT\nKillWait                = 5 sec\n") == 5
     assert parse.kill_wait_seconds("nothing of it") == 30
+
+
+def test_architectures_are_named_as_registries_do() -> None:
+    """Slurm 24.11.5; a node whose slurmd never came up has none."""
+    text = (
+        "NodeName=c1 Arch=x86_64 CoresPerSocket=4 CPUAlloc=0 OS=Linux 6.1 \n"
+        "NodeName=g1 Arch=aarch64 CoresPerSocket=72 CPUAlloc=0 \n"
+        "NodeName=n1 CoresPerSocket=1 CPUAlloc=0 State=UNKNOWN \n"
+    )
+    assert parse.architectures(text) == {"c1": "amd64", "g1": "arm64"}
+
+
+def test_partitions_names_are_read_from_scontrol() -> None:
+    """One line each, whatever else is on it."""
+    text = "PartitionName=main AllowGroups=ALL Default=YES\nPartitionName=secret Hidden=YES\n"
+    assert parse.partition_names(text) == ["main", "secret"]
+
+
+@pytest.mark.parametrize("text", ["00:00:01", "01:02:03", "3-00:00:00"])
+def test_a_time_is_written_as_it_is_read(text: str) -> None:
+    """Slurm's own spelling."""
+    seconds = parse.duration(text)
+    assert seconds is not None
+    assert parse.time_text(seconds) == text
