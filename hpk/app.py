@@ -225,7 +225,10 @@ class Kubelet:
             api_port=control_plane.api_port,
             images=settings.images_directory,
             prelude=settings.prelude,
-            settings_flags=flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {},
+            settings_flags={
+                **settings.account_flags,
+                **(flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {}),
+            },
             network=network,
             has_one_id=has_one_id,
         )
