@@ -368,8 +368,8 @@ class Kubelet:
 
 
 def settings_flags(settings: config.Settings) -> dict[str, str | None]:
-    """The settings' sbatch options for every pod."""
-    return flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {}
+    """The settings' sbatch options for every pod: the account's default, then HPK_FLAGS."""
+    return settings.account_flags | (flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {})
 
 
 def _node_facts(settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]) -> node.Facts:

@@ -41,6 +41,8 @@ class Settings:
 
     flags: str = ""
     """sbatch flags for every pod's job, before those of the pod's own annotation."""
+    account: str = ""
+    """Slurm account of the pods' jobs where no flags name one; hpk.sbatch sets it to its own job's."""
     prelude: str = ""
     """Shell lines at the start of every job, such as ``module load apptainer``."""
     apptainer: str = "apptainer"
@@ -68,6 +70,11 @@ class Settings:
     """MiB: the soft limit (GOMEMLIMIT) of the API server."""
     log_level: str = "info"
     """``debug``, ``info``, ``warning`` or ``error``."""
+
+    @property
+    def account_flags(self) -> dict[str, str | None]:
+        """The weakest of a pod's sbatch options."""
+        return {"account": self.account} if self.account else {}
 
     @property
     def directory(self) -> jobdir.State:

@@ -24,6 +24,10 @@ HOST = "ctl"
 REGISTRY = "ctl:5000"
 HPK = "/home/alice/.local/bin/hpk"
 SETTINGS = f'insecure_registries = ["{REGISTRY}"]\n'
+# A site of profile `bare` wants every job's account and time; pods inherit the account.
+STRICT = os.environ.get("SITE_PROFILE") == "bare"
+STRICT_SETTINGS = SETTINGS + 'flags = "--time=30"\n'
+ACCOUNT = "s/^##SBATCH --account=.*/#SBATCH --account=research/"
 
 
 class Failed(Exception):
@@ -83,14 +87,16 @@ def is_running() -> bool:
 def install(digest: str = "") -> None:
     """Put the image, the launcher and the sbatch script into the user's home, as the README tells a user to."""
     digest = digest or hashlib.sha256(IMAGE.read_bytes()).hexdigest()
-    run("bash", "-c", "rm -f hpk.sif; cat > hpk.sif", stdin=IMAGE.read_bytes())
+    run("bash", "-c", "rm -f hpk.sif hpk.sbatch; cat > hpk.sif", stdin=IMAGE.read_bytes())
     run("apptainer", "run", "hpk.sif", "install")
     run(
         "bash",
         "-c",
         f"umask 077; mkdir -p .hpk; cat > .hpk/config.toml; echo {digest} > .hpk/installed",
-        stdin=SETTINGS.encode(),
+        stdin=(STRICT_SETTINGS if STRICT else SETTINGS).encode(),
     )
+    if STRICT:
+        run("sed", "-i", ACCOUNT, "hpk.sbatch")
 
 
 def start() -> None:

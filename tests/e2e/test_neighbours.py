@@ -31,15 +31,19 @@ PROBE = Path(__file__).with_name("neighbour.py").read_text(encoding="utf-8")
 OURS = "$2==2000 || ($2>=100000 && $2<165536)"
 """The user's own id and her subordinate ones, for awk."""
 HOME = "/home/alice/.hpk /home/alice/.kube /home/alice/.local"
-WHERE = f"{HOME} /tmp /var/tmp /scratch /dev/shm /dev/mqueue /run /var/spool /var/log /var/lib/cni"
+WHERE = "/tmp /var/tmp /scratch /dev/shm /dev/mqueue /run /var/spool /var/log /var/lib/cni"
 PUBLIC = re.compile(r"/home/alice(/hpk\.sif|/hpk\.sbatch|/\.local(/bin(/hpk)?)?|/(job|slurm)-\d+\.out)?$")
 """What is the same for everybody.  These tests open the home; what else a user keeps there is their own affair."""
 SECRET = "the-pod's-own-secret"
+SINCE = "/root/before-these-pods"
+"""A file on each host, as old as the test's first step."""
 
 
 @pytest.fixture
 def running(space: conftest.Namespace) -> Iterator[conftest.Namespace]:
     """A pod with secrets on each compute node, in an open home."""
+    for host in HOSTS:
+        as_root(host, f"touch {SINCE}")
     manifest: dict[str, Any] = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
     space.apply(json.dumps(manifest | {"stringData": {"key": SECRET}}))
     for host in ("c1", "c2"):
@@ -62,6 +66,8 @@ def running(space: conftest.Namespace) -> Iterator[conftest.Namespace]:
     cluster.shell("chmod 755 ~")
     yield space
     cluster.shell("chmod 700 ~")
+    for host in HOSTS:
+        as_root(host, f"rm {SINCE}")
 
 
 @pytest.fixture
@@ -171,10 +177,14 @@ def test_sockets_let_nobody_else_connect(running: conftest.Namespace) -> None:
 
 
 def test_files_are_the_users_own(running: conftest.Namespace) -> None:
-    """No file or directory can be read, listed, or written, wherever it is, even in an open home."""
+    """No file or directory can be read, listed, or written, wherever it is, even in an open home.
+
+    Beside the program's own directories: whatever bears its name, or came since these pods were made.
+    """
     for host in HOSTS:
-        ours = r"\( -uid 2000 -o -uid +99999 -uid -165536 \)"
+        ours = rf"\( -uid 2000 -o -uid +99999 -uid -165536 \) \( -path '*hpk*' -o -newer {SINCE} \)"
         found = as_root(host, f"find {WHERE} {ours} -not -type l -print 2>/dev/null; true").splitlines()
+        found += as_root(host, f"find {HOME} -not -type l -print 2>/dev/null; true").splitlines()
         assert any("/.hpk/state/" in path for path in found)
         assert attempt(host, paths=[path for path in found if not PUBLIC.match(path)]) == []
 

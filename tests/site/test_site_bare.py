@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.skipif(os.environ.get("SITE_PROFILE") != "bare", reason="needs SITE_PROFILE=bare"),
 ]
+FLAGS = ("--account=research", "--time=5")
 HOSTS = ("ctl", "c1", "c2")
 
 
@@ -52,4 +53,29 @@ def test_there_is_no_pod_network(host: str) -> None:
 
 def test_jobs_run() -> None:
     """It is a Slurm cluster all the same."""
-    assert client.finished(client.submit("hostname", "--nodelist=c2")) == "c2\n"
+    assert client.finished(client.submit("hostname", "--nodelist=c2", *FLAGS)) == "c2\n"
+
+
+def refused(*flags: str) -> str:
+    """What sbatch says to a job that it does not take."""
+    done = client.run("ctl", "sbatch", *flags, "--wrap", "true")
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def test_policy_demands_account_and_time() -> None:
+    """A job without them is refused in Slurm's own words."""
+    assert "Invalid account" in refused("--time=5")
+    assert "Invalid account" in refused("--time=5", "--account=other")
+    assert "Time limit specification required" in refused("--account=research")
+
+
+def test_one_partition_gives_whole_nodes() -> None:
+    """A job of one CPU has all of its node's there, beside the partition that shares them."""
+    job = client.submit("echo $SLURM_CPUS_ON_NODE", "--partition=whole", *FLAGS, user="bob")
+    assert client.finished(job, user="bob") == "32\n"
+
+
+def test_slurm_limits_rates() -> None:
+    """Slurmctld counts each user's questions."""
+    assert "rl_enable" in client.out("ctl", "scontrol", "show", "config")

@@ -34,6 +34,25 @@ OWNERS = {
     "etc/slurm/slurmdbd.conf": "slurm", "var/spool/slurm/ctld": "slurm", "run/slurm": "slurm",
     "run/mysqld": "mysql", "var/lib/docker-registry": "docker-registry",
 }  # fmt: skip
+# What slurmdbd would enforce (there is none here), with the same errors.  Numbers: slurm_errno.h.
+POLICY = """\
+local INVALID_ACCOUNT = 2045
+
+function slurm_job_submit(wish, partitions, user)
+  if user == 0 then return slurm.SUCCESS end
+  if wish.account ~= "%(account)s" then return INVALID_ACCOUNT end
+  if wish.time_limit == slurm.NO_VAL then
+    slurm.log_user("Time limit specification required, but not provided")
+    return slurm.ERROR
+  end
+  return slurm.SUCCESS
+end
+
+function slurm_job_modify() return slurm.SUCCESS end
+
+return slurm.SUCCESS
+"""
+
 SETUID_PART = ("usr/libexec/apptainer/bin/starter-suid", "usr/libexec/apptainer/cni", "etc/apptainer/network")
 
 
@@ -55,6 +74,8 @@ def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -
         "etc/slurm/epilog.sh": (EPILOG, 0o755),
         **accounts(profile, base=base),
     }
+    if profile.strict:
+        out["etc/slurm/job_submit.lua"] = (POLICY % {"account": layout.ACCOUNT}, 0o644)
     if host == layout.CONTROLLER:
         out["etc/docker/registry/config.yml"] = (registry(), 0o644)
         if profile.accounting:
@@ -139,6 +160,8 @@ def slurm(profile: layout.Profile) -> str:
             "AccountingStorageHost=ctl",
             "AccountingStorageTRES=gres/gpu",
         ]
+    if profile.strict:
+        lines += ["JobSubmitPlugins=lua", "SlurmctldParameters=rl_enable"]
     for host in layout.HOSTS:
         generic = f" Gres=gpu:{host.gpus}" if host.gpus else ""
         lines.append(f"NodeName={host.name} CPUs={host.cpus} RealMemory={host.memory_mb}{generic} State=UNKNOWN")
@@ -149,6 +172,8 @@ def slurm(profile: layout.Profile) -> str:
         f"PartitionName=gpu Nodes={','.join(gpus)} MaxTime=INFINITE State=UP",
         f"PartitionName=service Nodes={layout.CONTROLLER.name} MaxTime=INFINITE State=UP",
     ]
+    if profile.strict:
+        lines.append(f"PartitionName=whole Nodes={','.join(compute)} OverSubscribe=EXCLUSIVE MaxTime=INFINITE State=UP")
     return "\n".join(lines) + "\n"
 
 

@@ -32,6 +32,7 @@ class Profile:
     flannel: flanneld on every host, and the CNI network `fakeroot` made from its subnet.
     accounting: slurmdbd with MariaDB, so that sacct answers.
     kubectl: on every host's PATH.
+    strict: jobs must name account and time limit, one partition gives whole nodes, Slurm limits the rate of RPCs.
     """
 
     name: str
@@ -40,14 +41,27 @@ class Profile:
     flannel: bool
     accounting: bool
     kubectl: bool
+    strict: bool
 
 
 PROFILES = {
     "flannel": Profile(
-        name="flannel", setuid_apptainer=True, subordinate_ids=True, flannel=True, accounting=True, kubectl=True
+        name="flannel",
+        setuid_apptainer=True,
+        subordinate_ids=True,
+        flannel=True,
+        accounting=True,
+        kubectl=True,
+        strict=False,
     ),
     "bare": Profile(
-        name="bare", setuid_apptainer=False, subordinate_ids=False, flannel=False, accounting=False, kubectl=True
+        name="bare",
+        setuid_apptainer=False,
+        subordinate_ids=False,
+        flannel=False,
+        accounting=False,
+        kubectl=True,
+        strict=True,
     ),
 }
 
