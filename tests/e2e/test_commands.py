@@ -83,6 +83,7 @@ def test_sbatch_from_an_odd_environment_and_scancel() -> None:
     bob(f"scancel {job}; while squeue -h -j {job} -t R,CG -o %T | grep -q .; do sleep 0.2; done")
     log = bob(f"cat hpk-{job}.log")
     assert log.index("hpk: stopping") < log.index("hpk: stopped")
+    assert bob(f"stat -c %a hpk-{job}.log") == "600\n"
     assert leftovers() == ""
     bob(f"{HPK} down")
 
