@@ -304,15 +304,19 @@ async def test_a_replica_waits_where_another_was_refused_for_good(world: path.Wo
     assert world.preparer.asked == 2
 
 
-async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(world: path.World) -> None:
+async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kubelet that was away longer than slurmctld remembers still tells the true reason."""
+    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
     await world.agents.disconnected(uid)
     world.allocator.accounted["101"] = model.AllocationState(
         phase=model.Phase.ENDED, cause=model.Cause.NODE_FAILED, state="NODE_FAIL"
     )
     world.allocator.say("101", phase=model.Phase.GONE)
-    await world.until(lambda: world.status()["phase"] == "Failed", seconds=worker.LAST_WORD_SECONDS + 3)
+    await world.until(lambda: world.status()["phase"] == "Failed")
     assert "node failed" in world.status()["message"]
 
 
