@@ -266,7 +266,7 @@ class Kubelet:
         self._reporter = report.Reporter(kube)
         has_one_id = sandbox.has_one_id(site)
         self._store = store.ImageStore(
-            settings.images_directory / "one-id" if has_one_id else settings.images_directory,
+            settings.images_for(has_one_id=has_one_id),
             insecure=settings.insecure_registries,
             has_one_owner=has_one_id,
         )

@@ -121,13 +121,18 @@ class Watch:
 
             look = await self._look_until_ready(tell)
         elapsed = time.monotonic() - self._began_at
-        print(f"Node {self._settings.node_name} is Ready after {elapsed:.1f} s: kubectl get nodes   ({look.url})")
+        command = "hpk kubectl get nodes" if look.tunnel else "kubectl get nodes"
+        print(
+            f"Node {self._settings.node_name} is Ready after {elapsed:.1f} s: {command}   ({look.tunnel or look.url})"
+        )
+        if look.tunnel:
+            print("This host needs a tunnel for it: 'hpk kubectl' has one by itself, other programs by 'hpk connect'")
         return 0
 
     async def _look_until_ready(self, tell: Callable[[str], None]) -> cluster.Look:
         while True:
             if _stamp(self._settings) != self._stamp:
-                look = await cluster.look(self._settings)
+                look = await cluster.look(self._settings, self._slurm)
                 if look.is_ready:
                     return look
                 self._check_reachable(look)
