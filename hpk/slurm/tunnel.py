@@ -73,7 +73,15 @@ class Target:
     def commands(self, ways: "Sequence[str]") -> "list[tuple[str, list[str]]]":
         """(name, argv) of what may start the relay there."""
         inner = [os.path.abspath(relay.__file__), str(self.port)]
-        step = ["--jobid=" + self.job_id, "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--chdir=/"]
+        step = [
+            "--jobid=" + self.job_id,
+            "--job-name=hpk-connect",
+            "--overlap",
+            "--nodes=1",
+            "--ntasks=1",
+            "--mpi=none",
+            "--chdir=/",
+        ]
         remote = " ".join(shlex.quote(word) for word in ["sh", "-c", FIND_PYTHON, "sh", *inner])
         made = {
             "srun": ["srun", *step, "sh", "-c", FIND_PYTHON, "sh", *inner],

@@ -40,11 +40,18 @@ POLICY = """\
 local INVALID_ACCOUNT, ACCOUNTING_POLICY = 2045, 2050
 local LIMITS = {%(limits)s}
 local JOB_STATE_BASE, JOB_SUSPENDED = 256, 2
+-- slurm.jobs is renewed once a second at most: what was accepted meanwhile, until it is seen there.
+local unseen, newest = {}, 0
 
 local function jobs_of(user)
-  local count = 0
-  for _, job in pairs(slurm.jobs) do
+  local count, last = 0, 0
+  for id, job in pairs(slurm.jobs) do
+    last = math.max(last, tonumber(id))
     if job.user_id == user and job.job_state %% JOB_STATE_BASE <= JOB_SUSPENDED then count = count + 1 end
+  end
+  if last ~= newest then unseen, newest = {}, last end
+  for _, accepted in ipairs(unseen) do
+    if accepted.user == user and os.time() - accepted.time < 3 then count = count + 1 end
   end
   return count
 end
@@ -56,9 +63,12 @@ function slurm_job_submit(wish, partitions, user)
     slurm.log_user("Time limit specification required, but not provided")
     return slurm.ERROR
   end
-  if LIMITS[user] and jobs_of(user) >= LIMITS[user] then
-    slurm.log_user("AssocMaxSubmitJobLimit")
-    return ACCOUNTING_POLICY
+  if LIMITS[user] then
+    if jobs_of(user) >= LIMITS[user] then
+      slurm.log_user("AssocMaxSubmitJobLimit")
+      return ACCOUNTING_POLICY
+    end
+    table.insert(unseen, {user = user, time = os.time()})
   end
   return slurm.SUCCESS
 end
