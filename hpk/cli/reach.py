@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import shutil
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DIRECT_SECONDS = 2.0
 """How long a connection to another host of the same cluster may take."""
+UNUSED_PORT = 47_811
 PROGRAMS = (relay, tunnel)
 
 
@@ -128,6 +130,18 @@ async def refusal(server: str) -> str:
         return os.strerror(error.errno) if error.errno else str(error)  # asyncio puts words of its own into strerror
     writer.close()
     return ""
+
+
+async def is_filtered(host: str) -> bool:
+    """Whether connections to a host's ports vanish: one on which nobody listens refuses them, if they arrive."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, UNUSED_PORT), DIRECT_SECONDS)
+    except TimeoutError:
+        return True
+    except OSError as error:
+        return error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+    writer.close()
+    return False
 
 
 def _cluster(settings: config.Settings) -> dict[str, Any]:

@@ -403,6 +403,7 @@ def site(apptainers: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
         "user_namespaces": _number("/proc/sys/user/max_user_namespaces"),
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
         "tun": os.access("/dev/net/tun", os.R_OK | os.W_OK),
+        "kubectl": shutil.which("kubectl", path=env["PATH"]),
     }
 
 

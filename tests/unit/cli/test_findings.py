@@ -88,6 +88,22 @@ def test_each_fault_is_named(changes: dict[str, Any], level: str, words: str) ->
     assert not [one for one in found if one.level == "ok"]
 
 
+def test_the_login_node_may_have_no_kubectl() -> None:
+    """There is another one."""
+    (found,) = findings.login(place({"site.kubectl": None}), SETTINGS)
+    assert (found.level, found.how) == ("note", "hpk kubectl is the same")
+
+
+def test_a_registry_that_only_the_login_node_reaches_is_named() -> None:
+    """Where neither does, HPK knows nothing better."""
+    one = place(
+        {"unreachable": {"reg:5000": "no answer in 3 s", "other:443": "no answer in 3 s"}}, reached=("reg:5000",)
+    )
+    (found,) = findings.compute(one, SETTINGS)
+    assert "no connection to the registry reg:5000: no answer in 3 s" in str(found)
+    assert "hpk pull IMAGE on the login host" in found.how
+
+
 def test_clocks_are_compared() -> None:
     """A minute is too much in either direction; a second is nobody's fault."""
     assert "60 s ahead of" in str(findings.compute(place({}, skew_seconds=60), SETTINGS)[0])
