@@ -31,7 +31,7 @@ def run(settings: config.Settings, arguments: Sequence[str]) -> NoReturn:
     environment = dict(os.environ)
     if is_for_us(arguments):
         way = asyncio.run(_way(settings))
-        if kubeconfig.current()[1] != way.server:
+        if way.by or kubeconfig.current()[1] != way.server:
             environment["KUBECONFIG"] = f"{reach.overlay(settings, way)}:{kubeconfig.path()}"
     try:
         os.execve(PROGRAM, ["kubectl", *arguments], environment)  # noqa: S606 - no shell is the point
