@@ -33,7 +33,9 @@ def pod_startup() -> list[dict[str, Any]]:
         result.result("pod-startup-kubectl", found["kubectl"], baseline=found["direct"]),
         result.result("pod-end-to-status", found["end"]),
     ]
-    stages = {key: statistics.median(s[key] for s in found["stages"] if key in s) for key in max(found["stages"], key=len)}
+    stages = {
+        key: statistics.median(s[key] for s in found["stages"] if key in s) for key in max(found["stages"], key=len)
+    }
     entries[0]["details"] |= {f"at-{key}": seconds for key, seconds in stages.items()}
     return [*entries, cold_startup(found["direct"])]
 
