@@ -36,7 +36,7 @@ def pod_startup() -> list[dict[str, Any]]:
     stages = {
         key: statistics.median(s[key] for s in found["stages"] if key in s) for key in max(found["stages"], key=len)
     }
-    entries[0]["details"] |= {f"at-{key}": seconds for key, seconds in stages.items()}
+    entries[0]["details"] |= {f"at-{name}": seconds for name, seconds in stages.items()}
     return [*entries, cold_startup(found["direct"])]
 
 

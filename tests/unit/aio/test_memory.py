@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from types import SimpleNamespace
-
-import pytest
+from typing import TYPE_CHECKING
 
 from hpk.aio import memory
+
+if TYPE_CHECKING:
+    import pytest
 
 
 async def test_trims_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
