@@ -7,6 +7,7 @@ import collections
 import contextlib
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors, jobdir
-from hpk.cli import findings, host, reach
+from hpk.cli import findings, host, reach, up
 from hpk.network import sandbox
 from hpk.slurm import gateway, probe
 
@@ -31,6 +32,7 @@ FIRST_QUESTION_SECONDS = 2.0
 LAST_QUESTION_SECONDS = 15.0
 ANSWER_SECONDS = 5.0
 """How long a shared file system may take to show a file of another host, after the job's end."""
+ACCOUNT = re.compile(r"^#SBATCH\s+(?:--account[=\s]\s*|-A\s*)(\S+)", re.MULTILINE)
 DOCKER_HUB = "registry-1.docker.io:443"
 OPTIONS = ("--time=5", "--ntasks=1", "--cpus-per-task=1", "--mem=512M", "--job-name=hpk-doctor", "--no-requeue")
 INSIDE = """
@@ -185,10 +187,20 @@ async def _submit_many(
 async def _submit(settings: config.Settings, slurm: client.Slurm, *, directory: Path, partition: str) -> Probe:
     answer = directory / f"{partition}.json"
     output = f"--output={answer.with_suffix('.out')}"
-    options = [*OPTIONS, *shlex.split(settings.flags), output, f"--partition={partition}"]
+    options = [*OPTIONS, *account(settings), *shlex.split(settings.flags), output, f"--partition={partition}"]
     submitted_at = time.time()
     job_id = await slurm.submit(script(settings, directory, answer), directory=directory, options=options)
     return Probe(partition=partition, job_id=job_id, answer=answer, submitted_at=submitted_at)
+
+
+def account(settings: config.Settings) -> list[str]:
+    """The option that names the account of pods whose flags name none: the control plane's, as hpk.sbatch has it."""
+    try:
+        text = up.read(None)
+    except errors.Fatal:
+        text = ""
+    found = [settings.account] if settings.account else ACCOUNT.findall(text)
+    return [f"--account={name}" for name in found[-1:]]
 
 
 class Watch:

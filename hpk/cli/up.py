@@ -58,12 +58,12 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
 async def _submit(
     settings: config.Settings, slurm: client.Slurm, *, script: Path | None, options: Sequence[str]
 ) -> str:
-    text = _read(script)
+    text = read(script)
     jobdir.make_directory(str(settings.state))
     return await slurm.submit(text, directory=settings.state, options=[f"--output={log(settings)}", *options])
 
 
-def _read(script: Path | None) -> str:
+def read(script: Path | None) -> str:
     """The sbatch script: the one that is named, the user's own, or the one that came with the program."""
     if script is None:
         own = Path("~/hpk.sbatch").expanduser()

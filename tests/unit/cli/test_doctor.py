@@ -110,6 +110,20 @@ async def test_each_partition_has_its_line(stage: Cluster, tmp_path: Path, capsy
     assert os.listdir(tmp_path) == []  # noqa: PTH208 - a test may block
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("#SBATCH --account=mine", ["--account=mine"]), ("#SBATCH -A mine", ["--account=mine"]), ("##SBATCH -A mine", [])],
+)
+def test_the_account_is_hpk_sbatchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: list[str]
+) -> None:
+    """As pods have it; one that is switched off counts as none."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "hpk.sbatch").write_text(f"#!/bin/bash\n#SBATCH --time=1\n{line}\necho\n")
+    assert doctor.account(config.Settings()) == expected
+    assert doctor.account(config.Settings(account="other")) == ["--account=other"]
+
+
 async def test_a_submit_limit_is_waited_out(stage: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The next probe is submitted when one has ended; with none of ours to wait for it is a finding."""
     stage.answers = {name: answer() for name in stage.partitions}
