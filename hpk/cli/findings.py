@@ -229,7 +229,9 @@ def _network(place: Place, settings: config.Settings) -> Iterator[Finding]:
         what, why = f"no pod network: {'; '.join(missing)}", "HPK_NETWORK=flannel asks for it"
         yield Finding(level="error", where=place.where, what=what, why=why, who="you", how="HPK_NETWORK=host")
         return
-    what, why = f"no pod network: {'; '.join(missing)}", "pods share their node's network"
+    is_shared = bool(sandbox.missing_for_overlay(place.facts["site"]))
+    why = "pods share their node's network" if is_shared else "pods have a way out, and nobody reaches them"
+    what = f"no pod network: {'; '.join(missing)}"
     how = "see docs/site-network.md"
     yield Finding(level="note", where=place.where, what=what, why=why, who="your site", how=how)
 

@@ -114,11 +114,11 @@ class Line:
             greeting = await asyncio.wait_for(self._greeting(), START_SECONDS[self.way])
         except asyncio.TimeoutError:
             await self.end()
-            raise Problem(f"{self.way} did not start in {START_SECONDS[self.way]:.0f} s{self._why()}") from None
+            raise Problem(f"{self.way} did not start in {START_SECONDS[self.way]:.0f} s{self.why()}") from None
         if greeting is None:
             await asyncio.wait([listening], timeout=1)
             await self.end()
-            raise Problem(f"{self.way} failed{self._why()}")
+            raise Problem(f"{self.way} failed{self.why()}")
         if greeting:
             await self.end()
             raise Problem(f"the API server does not answer on its own host: {greeting}")
@@ -161,7 +161,8 @@ class Line:
                 return
             self._said = (self._said + part)[-4096:]
 
-    def _why(self) -> str:
+    def why(self) -> str:
+        """The command's last words, after a colon; empty if it said nothing."""
         lines = [line.strip() for line in self._said.decode("utf-8", "replace").splitlines() if line.strip()]
         return ": " + "; ".join(lines[-2:]) if lines else ""
 
@@ -220,7 +221,7 @@ class Tunnel:
         if not self._is_held:
             self.stop.set()
         elif not self.stop.is_set():
-            say("the tunnel is lost; it is made anew when it is used")
+            say(f"the tunnel is lost{line.why()}; it is made anew when it is used")
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry a client's connection; close it if that cannot be."""
@@ -251,6 +252,7 @@ class Tunnel:
         self.stop.set()
         if self._line is not None:
             await self._line.end()
+            await asyncio.wait([self._carrying], timeout=HANG_UP_SECONDS)
 
 
 def say(text: str) -> None:

@@ -224,6 +224,16 @@ def stranger(port: int) -> str:
     return cluster.run("sh", "-c", asking, user="bob", code=None).stdout.decode()
 
 
+def test_doctor_says_what_to_do_instead(hpk: None) -> None:
+    """No kubectl, filtered ports, a registry out of reach, few jobs at a time: no errors, and a way for each."""
+    found = json.loads(cluster.run(cluster.HPK, "doctor", "--json", seconds=180).stdout)
+    assert {one["level"] for one in found} <= {"note", "warning"}
+    hows = {one["how"] for one in found if one["who"] == "you"}
+    for words in ("hpk kubectl is the same", "'hpk connect' for other programs", "hpk pull IMAGE on the login host"):
+        assert [how for how in hows if words in how], hows
+    assert {one["where"].split(" (")[0] for one in found} >= {"partition main", "partition whole", "partition gpu"}
+
+
 def test_nothing_stays_on_the_node(space: Namespace) -> None:
     """Also what the pod has closed to its owner."""
     space.apply(pod("gone", "mkdir -p /e/d/x; chmod 0 /e/d; sleep 600", context="{runAsUser: 1234}"))

@@ -69,6 +69,7 @@ def test_a_host_that_is_well_has_one_line() -> None:
         ({"site.subuid": None}, "warning", "alice has no subordinate ids in /etc/subuid"),
         ({"site.subgid": [1, 1000]}, "warning", "alice has 1000 subordinate ids in /etc/subgid"),
         ({"site.flannel": None}, "note", "pods share their node's network"),
+        ({"site.subgid": None, "site.user_namespaces": 9}, "note", "pods have a way out, and nobody reaches them"),
         ({"scratch": {"path": "/local", "error": "Permission denied"}}, "error", "cannot write to /local: Permission"),
         ({"scratch.free_bytes": 1 << 30}, "warning", "1.1 GB are free in /tmp"),
         ({"shared": {"error": "/home: Read-only file system"}}, "error", "Read-only file system"),
