@@ -345,17 +345,11 @@ class NodeController:
         self._sync_seconds, self._report_seconds = sync_seconds, report_seconds
         self._path = f"{NODES}/{facts.name}"
         self._written_at: float | None = None
-        self._poked = asyncio.Event()
-
-    def poke(self) -> None:
-        """Look again now: something that the status tells has changed."""
-        self._poked.set()
 
     async def run(self) -> None:
         """Sync until cancelled; failures of the API server are waited out, without end."""
         pauses = backoff.Backoff(backoff.Policy(first_seconds=0.1, cap_seconds=7.0))
         while True:
-            self._poked.clear()
             try:
                 async with asyncio.timeout(REQUEST_SECONDS):
                     await self.sync()
@@ -364,11 +358,7 @@ class NodeController:
             except (errors.HpkError, TimeoutError) as error:
                 pause = pauses.failed()
                 LOG.warning("Cannot update the node", node=self._facts.name, error=str(error) or "timed out")
-            try:
-                async with asyncio.timeout(pause):
-                    await self._poked.wait()
-            except TimeoutError:
-                pass
+            await asyncio.sleep(pause)
 
     async def sync(self) -> None:
         """Make the server's node true, once; creates it if it is missing.
