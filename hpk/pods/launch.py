@@ -42,9 +42,9 @@ class Launch:
         lanes: The pod's, in the gate.
     """
 
-    def __init__(self, uid: str, services: services.Services) -> None:
-        self.uid, self._s = uid, services
-        self._directory = services.state.pod(uid)
+    def __init__(self, uid: str, used: services.Services) -> None:
+        self.uid, self._s = uid, used
+        self._directory = used.state.pod(uid)
         self.allocation: model.Allocation | None = None
         self.is_adopted = False
         self.has_looked = False

@@ -51,13 +51,13 @@ DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadlin
 class Worker:
     """One pod, by UID.  Rounds never overlap (see `queue.Queue`), so nothing here is locked."""
 
-    def __init__(self, uid: str, services: services.Services) -> None:
-        self.uid, self._s = uid, services
-        self._directory = services.state.pod(uid)
+    def __init__(self, uid: str, used: services.Services) -> None:
+        self.uid, self._s = uid, used
+        self._directory = used.state.pod(uid)
         self._log = LOG.bind(uid=uid)
         self._pod: v1.Pod | None = None
         self._started_at: datetime | None = None
-        self._launch = launch.Launch(uid, services)
+        self._launch = launch.Launch(uid, used)
         self._allocation: model.Allocation | None = None
         self._told_events = 0
         self._told_queue = ""

@@ -125,7 +125,8 @@ async def test_watches_that_end_at_once_are_not_a_loop_without_pause(monkeypatch
     world = World()
 
     async def nothing(*_: Any, **__: Any) -> AsyncIterator[dict[str, Any]]:
-        for event in ():
+        no_events: list[dict[str, Any]] = []
+        for event in no_events:
             yield event
 
     monkeypatch.setattr(world.api, "watch", nothing)
