@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import cluster
-from tests.e2e import conftest
 from tests.e2e.conftest import until
 from tests.e2e.faults import pods
 from tests.e2e.test_pods import where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.e2e import conftest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.destructive, pytest.mark.timeout(400)]
 
