@@ -333,6 +333,7 @@ class Kubelet:
             state=settings.directory,
             authenticator=auth.Authenticator(kube),
             authorizer=auth.Authorizer(kube, settings.node_name),
+            opener=self.link,
             context=node_server.tls(
                 certificate_pem=certificate.certificate_pem,
                 key_pem=certificate.key_pem,

@@ -15,13 +15,12 @@ from aiohttp import web
 from hpk import errors
 from hpk.link import sessions
 from hpk.node import logs
-from hpk.node.streams import asked, forward, remote
+from hpk.node.streams import asked, forward, remote, wire
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from hpk.node import podsource
-    from hpk.node.streams import wire
 
 LOG = structlog.get_logger(__name__)
 
@@ -152,7 +151,7 @@ class Streams:
             if taken.take(request, agreed.head):
                 await asyncio.wait({served, taken.lost}, return_when=asyncio.FIRST_COMPLETED)
                 if served.done() and not taken.lost.done():
-                    await taken.wait_for_the_client()
+                    await taken.wait_for_the_client(seconds=wire.FINISH_SECONDS)
         finally:
             self._tasks.discard(me)
             served.cancel()

@@ -167,7 +167,7 @@ class Wire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def wait_for_the_client(self, seconds: float = FINISH_SECONDS) -> None:
+    async def wait_for_the_client(self, *, seconds: float) -> None:
         """Return when the client has hung up, or hang up after so many seconds."""
         await asyncio.wait({self.lost}, timeout=seconds)
         if not self.lost.done():
