@@ -226,8 +226,9 @@ def test_what_crun_says_becomes_an_exit_code(said: str, code: int | None, words:
 async def test_a_terminal_has_a_size_and_job_control(bench: Bench) -> None:
     """Programs see a terminal of the client's size, ^C reaches them, and output has one channel."""
     client = Client()
-    script = "test -t 0 && test -t 2 && echo $TERM; stty size; sleep 100; echo interrupted; stty size"
-    task = bench.serve(shell("trap : INT; " + script, stdin=True, tty=True), client)
+    script = "test -t 0 && test -t 2 && echo $TERM; stty size; while :; do sleep 0.02; done"
+    trap = "trap 'echo interrupted; stty size; exit 0' INT; "
+    task = bench.serve(shell(trap + script, stdin=True, tty=True), client)
     await client.sees(b"xterm\r\n0 0")
     client.inbox.put_nowait(peer.Resize(132, 43))
     client.types(b"\x03")
