@@ -20,6 +20,7 @@ from tests.fakes import kube, sessions
 from tests.fakes import pods as fakes
 
 if TYPE_CHECKING:
+    import asyncio
     from pathlib import Path
 
 
@@ -112,6 +113,15 @@ class World:
         file.write_bytes(self.apiserver_pair.pem + self.apiserver_pair.key_pem)
         self.apiserver_tls.load_cert_chain(file)
         self.sessions: list[aiohttp.ClientSession] = []
+        self.writers: list[asyncio.StreamWriter] = []
+        """Of clients that speak byte by byte."""
+
+    async def close(self) -> None:
+        """Hang up all clients."""
+        for session in self.sessions:
+            await session.close()
+        for writer in self.writers:
+            writer.transport.abort()
 
     def trust(self) -> ssl.SSLContext:
         """TLS that trusts the cluster's authority."""

@@ -9,7 +9,7 @@ import os
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from hpk.node.streams import spdy
 
@@ -33,9 +33,11 @@ class Connection:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def open(cls, world: kubelet.World) -> Connection:
+    async def open(cls, world: kubelet.World) -> Self:
         """Connect as the API server."""
-        return cls(*await asyncio.open_connection("127.0.0.1", world.server.port, ssl=world.apiserver_tls))
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.port, ssl=world.apiserver_tls)
+        world.writers.append(writer)
+        return cls(reader, writer)
 
     async def ask(self, method: str, path: str, headers: list[tuple[str, str]]) -> Answer:
         """Send a request without a body; the answer."""

@@ -135,6 +135,7 @@ class SpdyForward:
         finally:
             for half in self._halves.values():
                 half.timer.cancel()
+            await self._forwarder.close()
             self._connection.leave()
 
     def _accept(self, stream: connection.Stream) -> bool:
@@ -221,14 +222,17 @@ class WebSocketForward:
     async def run(self) -> None:
         """Serve until all connections are over, or it is cancelled."""
         tasks = []
-        for index, port in enumerate(self._ports):
-            data, error = 2 * index, 2 * index + 1
-            for channel in (data, error):
-                await self._channels.send(channel, port.to_bytes(2, "little"))
-            end = _Numbered(self._channels, self._inboxes[data], data=data, error=error)
-            tasks.append(self._forwarder.start(end, port=port, is_given_up=asyncio.Event()))
-        await asyncio.gather(*tasks)
-        self._channels.socket.say_goodbye()
+        try:
+            for index, port in enumerate(self._ports):
+                data, error = 2 * index, 2 * index + 1
+                for channel in (data, error):
+                    await self._channels.send(channel, port.to_bytes(2, "little"))
+                end = _Numbered(self._channels, self._inboxes[data], data=data, error=error)
+                tasks.append(self._forwarder.start(end, port=port, is_given_up=asyncio.Event()))
+            await asyncio.wait(tasks)
+        finally:
+            await self._forwarder.close()
+            self._channels.socket.say_goodbye()
 
     def _feed(self, data: bytes) -> None:
         self._channels.socket.feed(data)

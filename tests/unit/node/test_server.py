@@ -35,8 +35,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     made.log().write_bytes(LINES)
     async with made.server:
         yield made
-        for session in made.sessions:
-            await session.close()
+        await made.close()
 
 
 async def answer(session: aiohttp.ClientSession, path: str, method: str = "GET", **query: str) -> tuple[int, str]:
@@ -273,5 +272,4 @@ async def test_stopping_cuts_those_who_follow(tmp_path: Path) -> None:
     with pytest.raises(aiohttp.ClientError):
         await response.content.read()
     response.close()
-    for session in world.sessions:
-        await session.close()
+    await world.close()

@@ -30,6 +30,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     made.pods.put(fakes.pod(state=fakes.RUNNING))
     async with made.server:
         yield made
+        await made.close()
     assert not made.server._streams._tasks
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("forward")]
 
