@@ -94,6 +94,15 @@ class Command:
         self.ended: asyncio.Future[Any] = surroundings.reaper.wait(starter, since=since)
         """crun's raw status, when it has ended."""
 
+    async def has_begun(self) -> bool:
+        """Wait until the program runs, or cannot: until then what comes out of its pipes is said by crun."""
+        path = self._base + ".pid"
+        while not os.path.exists(path):  # noqa: ASYNC240 - a tmpfs
+            if self.ended.done():
+                return False
+            await asyncio.wait({self.ended}, timeout=0.002)
+        return True
+
     async def wait(self) -> int:
         """Its exit code, when it has ended: 128 + signal for a signalled one.
 

@@ -153,7 +153,7 @@ async def _delivered(command: execs.Command, console: consoles.Console) -> int:
 
 async def _accompany(command: execs.Command, ends: _Ends, client: peer.Peer) -> sessions.Ended:
     """Carry data until the command has ended and, as with containerd, nobody else holds its output open."""
-    copying = [asyncio.create_task(_copy(end, channel, client)) for channel, end in ends.outputs.items()]
+    copying = [asyncio.create_task(_copy(command, end, channel, client)) for channel, end in ends.outputs.items()]
     feeding = asyncio.create_task(_feed(client, ends, lambda: _close_input(ends)))
     try:
         code = await command.wait()
@@ -180,10 +180,12 @@ def _close_input(ends: _Ends) -> None:
     ends.input = None
 
 
-async def _copy(descriptor: int, channel: int, client: peer.Peer) -> None:
+async def _copy(command: execs.Command, descriptor: int, channel: int, client: peer.Peer) -> None:
     """From the command to the client, to the end."""
-    is_wide = False
+    is_wide, has_begun = False, False
     while data := await descriptors.read(descriptor, sessions.CHUNK):
+        if not has_begun and not (has_begun := await command.has_begun()):
+            continue
         if len(data) >= descriptors.PIPE_BYTES and not is_wide:
             descriptors.widen(descriptor)
             is_wide = True

@@ -31,18 +31,19 @@ class Resize:
 class Peer:
     """The client of one session, as the agent sees it.
 
-    When the client is gone, the task that serves the session is cancelled.
+    When the client is gone, the task that serves the session is cancelled.  Reads and writes are tasks of their own, so
+    that one may be cancelled alone: gRPC would end the whole call.
     """
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self._reading: asyncio.Task[sessions.Data | sessions.Closed | Resize | None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
     async def receive(self) -> sessions.Data | sessions.Closed | Resize | None:
-        """What the client does next; None when it can do nothing any more. Safe to cancel."""
+        """What the client does next; None when it can do nothing any more."""
         if self._reading is None:
-            # A task of its own: gRPC ends the whole call if a read is cancelled.
             self._reading = asyncio.create_task(self._read(), name="session read")
         event = await asyncio.shield(self._reading)
         self._reading = None
@@ -74,8 +75,11 @@ class Peer:
 
     async def _say(self, event: sessions.Event) -> None:
         async with self._turn:
+            if self._writing:  # whoever sent it was cancelled
+                await asyncio.wait({self._writing})
+            self._writing = asyncio.create_task(self._call.write(wire.event_message(event)), name="session write")
             try:
-                await self._call.write(wire.event_message(event))
+                await asyncio.shield(self._writing)
             except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
                 raise Gone from error
 

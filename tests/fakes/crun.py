@@ -22,6 +22,8 @@ def main() -> int:
         process = json.load(file)
     program = find(process["args"][0])
     if not program:
+        sys.stderr.write("executable file not found")
+        sys.stderr.flush()
         with open(asked.log, "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(f"executable file `{process['args'][0]}` not found in $PATH: No such file or directory\n")
         return 1

@@ -201,7 +201,9 @@ async def test_input_that_nobody_reads_does_not_break_the_session(bench: Bench) 
 
 async def test_a_missing_command_is_said_as_runc_says_it(bench: Bench) -> None:
     """With a shell's exit code."""
-    end = await ended(bench.serve(sessions.Exec(container="c", argv=("foo",)), Client()))
+    client = Client()
+    end = await ended(bench.serve(sessions.Exec(container="c", argv=("foo",)), client))
+    assert not client.data
     text = 'unable to start container process: exec: "foo": executable file not found in $PATH'
     assert end == sessions.Ended(exit_code=127, error=text, reason="CommandNotFound")
 

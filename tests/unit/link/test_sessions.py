@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UID = "pod-1"
+OUT = sessions.STDOUT
 COMMAND = sessions.Exec(container="c", argv=("true",))
 
 
@@ -50,7 +51,7 @@ class Agent:
         while isinstance(event := await client_.receive(), sessions.Data | peer.Resize):
             self.seen.append(event)
             if isinstance(event, sessions.Data):
-                await client_.send(sessions.STDOUT, event.data)
+                await client_.send(OUT, event.data)
         self.seen.append(event)
         await client_.send(sessions.STDERR, b"bye")
         await client_.close(sessions.STDERR)
@@ -59,13 +60,27 @@ class Agent:
     async def flood(self, client_: peer.Peer) -> sessions.Ended:
         """Writes as much as it may."""
         while True:
-            await client_.send(sessions.STDOUT, bytes(sessions.CHUNK))
+            await client_.send(OUT, bytes(sessions.CHUNK))
             self.sent += sessions.CHUNK
 
     async def deaf(self, _client: peer.Peer) -> sessions.Ended:
         """Reads nothing of what is sent to it."""
         await self.release.wait()
         return sessions.Ended(exit_code=0)
+
+    async def hasty(self, client_: peer.Peer) -> sessions.Ended:
+        """Gives up what it does now and then, in the middle of it."""
+        for _ in range(20):
+            talking = [
+                asyncio.create_task(client_.send(OUT, bytes(sessions.CHUNK))),
+                asyncio.create_task(client_.receive()),
+            ]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            for task in talking:
+                task.cancel()
+            await asyncio.gather(*talking, return_exceptions=True)
+        return sessions.Ended(exit_code=5)
 
     async def broken(self, _client: peer.Peer) -> sessions.Ended:
         raise ValueError("no idea")
@@ -132,7 +147,7 @@ async def test_a_session_carries_every_byte_both_ways_and_its_end(kubelet: link.
     feeding = asyncio.create_task(feed())
     data, closed, ended = await collect(session)
     await feeding
-    assert data == {sessions.STDOUT: sent, sessions.STDERR: b"bye"}
+    assert data == {OUT: sent, sessions.STDERR: b"bye"}
     assert closed == [sessions.STDERR]
     assert ended == sessions.Ended(exit_code=3)
     assert agent.seen[-2:] == [peer.Resize(80, 24), sessions.Closed(sessions.STDIN)]
@@ -213,7 +228,7 @@ async def test_two_hundred_sessions_at_once(kubelet: link.Kubelet, agent: Agent)
         await session.send(sessions.STDIN, b"%d" % number)
         await session.close(sessions.STDIN)
         data, _, ended = await collect(session)
-        assert data[sessions.STDOUT] == b"%d" % number
+        assert data[OUT] == b"%d" % number
         assert ended.exit_code == 3
 
     async with asyncio.TaskGroup() as group:
@@ -288,7 +303,7 @@ async def test_receiving_may_be_cancelled(kubelet: link.Kubelet, agent: Agent) -
                 await session.receive()
     await session.send(sessions.STDIN, b"x")
     await session.close(sessions.STDIN)
-    assert (await collect(session))[0][sessions.STDOUT] == b"x"
+    assert (await collect(session))[0][OUT] == b"x"
 
 
 async def test_a_lost_link_ends_sessions_with_an_error(kubelet: link.Kubelet, agent: Agent) -> None:
@@ -320,6 +335,12 @@ async def test_an_agent_that_vanishes_ends_its_sessions(kubelet: link.Kubelet, a
     assert (await receiving)[2] == opener.LOST
     async with asyncio.timeout(link.TIMEOUT):
         await feeding
+
+
+async def test_the_agent_may_give_up_a_part_of_a_session(kubelet: link.Kubelet, agent: Agent) -> None:
+    """A write or a read that is cancelled does not end the session, nor lose its end."""
+    _, _, ended = await collect(await kubelet.server.open(UID, command("hasty")))
+    assert ended == sessions.Ended(exit_code=5)
 
 
 async def test_a_fault_in_the_agent_is_the_session_s_only(kubelet: link.Kubelet, agent: Agent) -> None:
