@@ -91,7 +91,7 @@ async def test_exec_carries_everything(world: World) -> None:
     await session.until_closed(0)
     await session.say(sessions.Data(1, b"out"), sessions.Data(2, b"err"), sessions.Ended(exit_code=42))
     await client.until_ended(error, stdout, stderr)
-    assert (client.streams[stdout], client.streams[stderr]) == (b"out", b"err")
+    assert [bytes(client.streams[number]) for number in (stdout, stderr)] == [b"out", b"err"]
     told = json.loads(client.streams[error])
     assert (told["status"], told["reason"]) == ("Failure", "NonZeroExitCode")
     assert told["details"] == {"causes": [{"reason": "ExitCode", "message": "42"}]}
