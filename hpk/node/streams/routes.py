@@ -75,11 +75,11 @@ class Streams:
             agreed = _agree(request, spdy=asked.SPDY_REMOTE, websocket=asked.WEBSOCKET_REMOTE)
         except asked.Refused as error:
             return _refusal(error)
-        flags = {"stdin": wanted.stdin, "stdout": wanted.stdout, "stderr": wanted.stderr, "tty": wanted.tty}
+        flags = {"stdin": wanted.stdin, "stdout": wanted.stdout, "stderr": wanted.stderr}
         what: sessions.Exec | sessions.Attach = (
-            sessions.Exec(container=container, argv=argv, **flags)
+            sessions.Exec(container=container, argv=argv, tty=wanted.tty, **flags)
             if is_exec
-            else sessions.Attach(container=container, **flags)
+            else sessions.Attach(container=container, tty=_has_terminal(pod, container), **flags)
         )
         client = (remote.WebSocketClient if agreed.is_websocket else remote.SpdyClient)(agreed, wanted)
         uid = pod["metadata"]["uid"]
@@ -155,7 +155,9 @@ class Streams:
         finally:
             self._tasks.discard(me)
             served.cancel()
-            await asyncio.gather(served, return_exceptions=True)
+            (result,) = await asyncio.gather(served, return_exceptions=True)
+            if isinstance(result, Exception):
+                LOG.error("Cannot serve a stream", path=request.path, exc_info=result)
             taken.hang_up()
             # aiohttp sees nothing of its connection any more: it must be told, or it would keep it for ever.
             request.protocol.connection_lost(None)
@@ -186,6 +188,13 @@ def _running_container(pod: Object, name: str) -> str:
     if "running" not in state:
         raise asked.Refused(f'container "{name}" in pod "{pod["metadata"]["name"]}" is not running')
     return name
+
+
+def _has_terminal(pod: Object, name: str) -> bool:
+    """Whether the container was started with a terminal, whatever a client that attaches to it believes."""
+    spec = pod["spec"]
+    kinds = ("containers", "initContainers", "ephemeralContainers")
+    return any(one["name"] == name and bool(one.get("tty")) for kind in kinds for one in spec.get(kind) or [])
 
 
 def _refusal(error: asked.Refused) -> web.Response:

@@ -136,6 +136,7 @@ class Wire(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._is_closing and data:
+            self._active_at = self._loop.time()
             self._transport.write(data)
 
     def hold(self, count: int) -> None:

@@ -140,8 +140,11 @@ async def test_half_a_connection_is_waited_for_and_given_up(client: Spdy, monkey
     assert client.reset == {alone: spdy.CANCEL}
 
 
-async def test_too_many_streams_are_refused(client: Spdy) -> None:
+async def test_too_many_streams_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client cannot make us hold any number; stream numbers must rise."""
+    monkeypatch.setattr(forward, "MOST_STREAMS", 50)
+    client = await Spdy.open(world)
+    await client.start(PATH, PROTOCOL)
     for _ in range(forward.MOST_STREAMS):
         client.stream(streamtype="error", port="80", requestid=f"{client._next}")
     last = client.stream(streamtype="error", port="80", requestid="x")
@@ -150,6 +153,7 @@ async def test_too_many_streams_are_refused(client: Spdy) -> None:
     client.writer.write(client.syn(1, {"streamtype": "error", "port": "80"}))
     while not client.has_gone:
         await client.frame()
+    client.close()
 
 
 async def test_many_connections_over_one(world: World, client: Spdy) -> None:

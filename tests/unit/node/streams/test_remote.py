@@ -224,6 +224,18 @@ async def test_attach(world: World) -> None:
     client.close()
 
 
+async def test_attach_to_a_terminal(world: World) -> None:
+    """Whether there is one the pod says: it cannot be changed any more."""
+    pod = fakes.pod(state=fakes.RUNNING)
+    pod["spec"]["containers"][0]["tty"] = True
+    world.pods.put(pod)
+    client = await Spdy.open(world)
+    await client.remote("/attach/a/p/c?output=1", "v4.channel.k8s.io", "stdout")
+    session = await world.opener.opened.get()
+    assert session.request == sessions.Attach(container="c", stdout=True, stderr=False, tty=True)
+    client.close()
+
+
 async def test_no_agent_is_said_in_words(world: World) -> None:
     """When no session can be had, the client hears why."""
     world.opener.error = errors.Retryable("Cannot open a session in pod u1: its agent is not connected now")
@@ -455,7 +467,7 @@ async def test_run(world: World) -> None:
 
 async def test_many_sessions_at_once(world: World) -> None:
     """Each has its own bytes, and all end."""
-    count = 40
+    count = 20
 
     async def one(index: int) -> None:
         client = await Spdy.open(world)

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpk.node.streams import spdy
@@ -75,6 +75,7 @@ def test_forwarded_connections_of_kubectl_are_read() -> None:
     ]  # fmt: skip
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(RECORDINGS)), st.lists(st.integers(1, 40), min_size=1))
 def test_how_bytes_are_cut_changes_nothing(name: str, sizes: list[int]) -> None:
     """TCP and TLS cut anywhere."""
@@ -87,6 +88,7 @@ def test_how_bytes_are_cut_changes_nothing(name: str, sizes: list[int]) -> None:
     assert joined(frames) == joined(spdy.Decoder().feed(whole))
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(sorted(RECORDINGS)),
     st.lists(st.tuples(st.integers(0, 800), st.binary(max_size=12), st.integers(0, 20)), min_size=1, max_size=8),
@@ -105,6 +107,7 @@ def test_a_changed_recording_is_read_or_refused(name: str, changes: list[tuple[i
     assert len(decoder._partial) <= spdy.MOST_CONTROL_BYTES
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=2000))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     """The same for noise."""

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpk.node.streams import spdy, websocket
@@ -58,6 +58,7 @@ def test_a_tunnel_of_kubectl_carries_spdy() -> None:
     assert spdy.Data(3, b"hi 1\n") in frames
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.binary(max_size=70_000), st.integers(1, 4), st.sampled_from([None, b"", b"ping"])), max_size=4
@@ -82,6 +83,7 @@ def test_messages_come_as_they_were_sent(sent: list[tuple[bytes, int, bytes | No
     assert messages(events) == want
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(sorted(RECORDINGS)),
     st.lists(st.tuples(st.integers(0, 800), st.binary(max_size=12), st.integers(0, 20)), min_size=1, max_size=8),

@@ -155,11 +155,15 @@ async def test_a_client_that_hangs_up_is_seen_while_nobody_reads(taken: Taken) -
     assert taken.transport.is_aborted
 
 
-async def test_silence_ends_it(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_ends_it(taken: Taken) -> None:
     """After four hours in which nothing came or went."""
     taken.wire._look_after()
     assert not taken.transport.is_aborted
-    monkeypatch.setattr(wire, "IDLE_SECONDS", -1.0)
+    taken.wire._active_at -= wire.IDLE_SECONDS
+    taken.wire.send_now(b"news")
+    taken.wire._look_after()
+    assert not taken.transport.is_aborted
+    taken.wire._active_at -= wire.IDLE_SECONDS
     taken.wire._look_after()
     assert taken.transport.is_aborted
 
