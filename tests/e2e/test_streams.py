@@ -133,7 +133,7 @@ def test_a_slow_reader_gets_all(pod: Pod, protocol: str) -> None:
 
 def test_a_client_that_never_reads_costs_little(pod: Pod) -> None:
     """Neither the kubelet's memory nor anybody else's session; when it goes, so does its program."""
-    resident = "ps -C python3.13 -o rss=,args= | grep 'hpk serve' | grep -v grep | sort -n | tail -1 | awk '{print $1}'"
+    resident = "ps -eo rss=,args= | grep 'python3.* /opt/hpk/bin/hpk [s]erve' | sort -n | tail -1 | sed 's/^ *//; s/ .*//'"
     host = cluster.shell("squeue -h --me -n hpk -o %N").strip()
     before = int(cluster.shell(resident, host=host))
     pod.shell(
