@@ -69,11 +69,13 @@ class Pod:
         done = cluster.run("bash", "-c", line, code=code)
         return subprocess.CompletedProcess([], done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    def python(self, what: str) -> Any:
-        """What the Python client finds, from the login host's network."""
+    def python(self, *what: str) -> Any:
+        """What the Python client finds, by name, from the login host's network."""
         kubeconfig = cluster.shell("cat ~/.kube/config").encode()
-        argv = ["ip", "netns", "exec", "hpk-site-ctl", sys.executable, str(HERE / "streams_client.py"), what]
-        done = subprocess.run([*argv, self.space.name], input=kubeconfig, capture_output=True, timeout=180, check=False)
+        argv = ["ip", "netns", "exec", "hpk-site-ctl", sys.executable, str(HERE / "streams_client.py")]
+        done = subprocess.run(
+            [*argv, ",".join(what), self.space.name], input=kubeconfig, capture_output=True, timeout=180, check=False
+        )
         assert done.returncode == 0, done.stderr.decode()
         return json.loads(done.stdout)
 
@@ -133,7 +135,9 @@ def test_a_slow_reader_gets_all(pod: Pod, protocol: str) -> None:
 
 def test_a_client_that_never_reads_costs_little(pod: Pod) -> None:
     """Neither the kubelet's memory nor anybody else's session; when it goes, so does its program."""
-    resident = "ps -eo rss=,args= | grep 'python3.* /opt/hpk/bin/hpk [s]erve' | sort -n | tail -1 | sed 's/^ *//; s/ .*//'"
+    resident = (
+        "ps -eo rss=,args= | grep 'python3.* /opt/hpk/bin/hpk [s]erve' | sort -n | tail -1 | sed 's/^ *//; s/ .*//'"
+    )
     host = cluster.shell("squeue -h --me -n hpk -o %N").strip()
     before = int(cluster.shell(resident, host=host))
     pod.shell(
@@ -186,19 +190,19 @@ def test_attach(pod: Pod, protocol: str) -> None:
 
 def test_the_python_client(pod: Pod) -> None:
     """Its stream(): outputs and exit code, a conversation, a terminal, a message of 32 MB, forwarded ports."""
-    plain = pod.python("plain")
-    assert plain == {"stdout": "out\n", "stderr": "err\n", "code": 7, "all": "a  b $HOME\n"}
-    assert pod.python("interactive") == {"lines": ["first", "second", "end\n"], "code": 0}
-    assert pod.python("terminal") == {"sizes": ["30 100", "40 120"], "code": 3}
-    assert pod.python("large") == {"sum": "2c6da963315f16a8323aa3d81b488149", "code": 0}
-    found = pod.python("forward")
-    assert (found["answer"], found["nothing"]) == ("hello", True)
-    assert "refused" in found["error"]
+    found = pod.python("plain", "interactive", "terminal", "large", "forward")
+    assert found["plain"] == {"stdout": "out\n", "stderr": "err\n", "code": 7, "all": "a  b $HOME\n"}
+    assert found["interactive"] == {"lines": ["first", "second", "end\n"], "code": 0}
+    assert found["terminal"] == {"sizes": ["30 100", "40 120"], "code": 3}
+    assert found["large"] == {"sum": "2c6da963315f16a8323aa3d81b488149", "code": 0}
+    forward = found["forward"]
+    assert (forward["answer"], forward["nothing"]) == ("hello", True)
+    assert "refused" in forward["error"]
 
 
 def test_the_oldest_websocket_protocols(pod: Pod) -> None:
     """Without a name, and with each of the old ones: outputs on their channels, the end as text or as an object."""
-    found = pod.python("protocols")
+    found = pod.python("protocols")["protocols"]
     for protocol, channels in found.items():
         assert (channels["1"], channels["2"]) == ("out\n", "err\n")
         if protocol.startswith("v4"):
@@ -209,7 +213,7 @@ def test_the_oldest_websocket_protocols(pod: Pod) -> None:
 
 def test_two_hundred_sessions_at_once(pod: Pod) -> None:
     """All open side by side, each with its own words and its own end."""
-    assert pod.python("many") == [f"{index} 0" for index in range(200)]
+    assert pod.python("many")["many"] == [f"{index} 0" for index in range(200)]
 
 
 def test_who_may_not_gets_nothing(pod: Pod) -> None:
