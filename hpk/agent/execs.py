@@ -21,14 +21,13 @@ MOST_OUTPUT = 10 * 1024
 """Bytes of output that are kept, as the kubelet's prober does."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _REASONS = (
-    # What crun says contains → exit code and runc's words.
+    # What crun says contains → exit code and runc's words. What execve itself refuses, after crun's checks (no program
+    # of this architecture, a script without its interpreter), ends with 1 and crun's words on standard error.
     ("not found in $PATH", NOT_FOUND, "executable file not found in $PATH"),
     ("executable file `", NOT_FOUND, "no such file or directory"),
-    ("exec: No such file", NOT_FOUND, "no such file or directory"),  # a script whose interpreter is missing
     ("not a regular file", NOT_EXECUTABLE, "is a directory"),
     ("not executable", NOT_EXECUTABLE, "permission denied"),
     ("ermission denied", NOT_EXECUTABLE, "permission denied"),
-    ("xec format error", NOT_EXECUTABLE, "exec format error"),
 )
 _LINGER_SECONDS = 0.2
 """How long a probe's output is waited for, after the probe, if it left something in the background."""

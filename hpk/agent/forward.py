@@ -84,7 +84,7 @@ async def _to_port(connection: socket.socket, client: peer.Peer) -> None:
 
 
 async def _from_port(connection: socket.socket, client: peer.Peer) -> None:
-    while data := await descriptors.read(connection.fileno(), sessions.CHUNK):
+    while data := await descriptors.read(connection.fileno(), client.piece_bytes):
         await client.send(FROM_PORT, data)
     await client.close(FROM_PORT)
 

@@ -183,7 +183,7 @@ def _close_input(ends: _Ends) -> None:
 async def _copy(command: execs.Command, descriptor: int, channel: int, client: peer.Peer) -> None:
     """From the command to the client, to the end."""
     is_wide, has_begun = False, False
-    while data := await descriptors.read(descriptor, sessions.CHUNK):
+    while data := await descriptors.read(descriptor, client.piece_bytes):
         if not has_begun and not (has_begun := await command.has_begun()):
             continue
         if len(data) >= descriptors.PIPE_BYTES and not is_wide:

@@ -25,8 +25,8 @@ ANSWER_SECONDS = 10.0
 """How long an agent has to dial back."""
 MOST_FOR_POD = 256
 """Sessions of one pod at a time: its agent has a few descriptors and a process for each."""
-MOST = 2048
-"""Sessions at a time of all pods: each may hold half a megabyte of the control plane's memory."""
+MOST = 1024
+"""Sessions at a time of all pods: each may hold a megabyte of the control plane's memory."""
 NEEDED_PROTOCOL = 2
 LOST = sessions.Ended(error="the connection to the pod's agent was lost", reason="LinkLost")
 

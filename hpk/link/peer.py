@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 MOST = 512
 """Sessions at a time; the kubelet asks for fewer, unless its counting fails."""
+_MOST_ON_THE_WAY = 8 << 20
+"""Bytes that all sessions together may hold for clients that do not read: it is the pod's memory."""
+_LEAST_PIECE = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,17 @@ class Peer:
     that one may be cancelled alone: gRPC would end the whole call.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, *, piece_bytes: Callable[[], int]) -> None:
         self._call = call
+        self._piece_bytes = piece_bytes
         self._reading: asyncio.Task[sessions.Data | sessions.Closed | Resize | None] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
+
+    @property
+    def piece_bytes(self) -> int:
+        """How much to send at a time; less where there are many sessions."""
+        return self._piece_bytes()
 
     async def receive(self) -> sessions.Data | sessions.Closed | Resize | None:
         """What the client does next; None when it can do nothing any more."""
@@ -133,7 +142,7 @@ class Sessions:
         gone = asyncio.Event()
         call.add_done_callback(lambda _: gone.set())
         waiting = asyncio.create_task(gone.wait())
-        peer = Peer(call)
+        peer = Peer(call, piece_bytes=self._piece_bytes)
         work = asyncio.create_task(self._work(call, wish, peer))
         try:
             await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -144,6 +153,9 @@ class Sessions:
             waiting.cancel()
             await asyncio.gather(work, waiting, return_exceptions=True)
             call.cancel()
+
+    def _piece_bytes(self) -> int:
+        return max(_LEAST_PIECE, min(sessions.CHUNK, _MOST_ON_THE_WAY // max(1, len(self._tasks))))
 
     async def _work(self, call: Any, wish: link_pb2.Open, peer: Peer) -> None:
         try:
