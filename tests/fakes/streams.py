@@ -60,6 +60,8 @@ class Connection:
         self.writer.transport.abort()
 
 
+MASK = b"\x37\xfa\x21\x3d"
+"""As in the RFC's examples: the same in every run."""
 SPDY_HEADERS = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1"), ("Content-Length", "0")]
 
 
@@ -217,7 +219,6 @@ class WebSocket(Connection):
 
 def masked(data: bytes, opcode: int = 2, *, is_final: bool = True) -> bytes:
     """A client's frame."""
-    mask = os.urandom(4)
     first = (0x80 if is_final else 0) | opcode
     if len(data) < 126:
         head = struct.pack(">BB", first, 0x80 | len(data))
@@ -225,4 +226,4 @@ def masked(data: bytes, opcode: int = 2, *, is_final: bool = True) -> bytes:
         head = struct.pack(">BBH", first, 0xFE, len(data))
     else:
         head = struct.pack(">BBQ", first, 0xFF, len(data))
-    return head + mask + bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
+    return head + MASK + bytes(byte ^ MASK[index % 4] for index, byte in enumerate(data))
