@@ -140,10 +140,10 @@ def test_a_client_that_never_reads_costs_little(pod: Pod) -> None:
     )
     host = cluster.shell("squeue -h --me -n hpk -o %N").strip()
     before = int(cluster.shell(resident, host=host))
-    pod.shell(
-        "for i in 1 2 3 4 5; do $K exec p -c c -- cat /dev/zero | sleep 1000 & done 2>/dev/null;"
-        " sleep 6; timeout 10 $K exec p -c c -- echo fine; kill $(jobs -p); pkill -u alice -f 'cat /dev/zero'; true"
-    )
+    stalled = "(timeout -s KILL 15 $K exec p -c c -- cat /dev/zero | sleep 15) >/dev/null 2>&1 &"
+    done = pod.shell(f"for i in 1 2 3 4 5; do {stalled} done; sleep 5; timeout 10 $K exec p -c c -- echo fine")
+    assert done.stdout == "fine\n"
+    assert "cat /dev/zero" in pod.shell("$K exec p -c c -- ps -o args").stdout
     assert int(cluster.shell(resident, host=host)) - before < 150_000
     until(lambda: "cat /dev/zero" not in pod.shell("$K exec p -c c -- ps -o args", code=None).stdout, seconds=30)
 
