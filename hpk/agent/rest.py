@@ -10,11 +10,14 @@ import signal
 from typing import TYPE_CHECKING
 
 import hpk
-from hpk.agent import logs, pod, processes, report
+from hpk.agent import logs, pod, processes, report, sessions
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hpk.agent import main
     from hpk.link import client
+    from hpk.link import sessions as link_sessions
 
 DISK_SECONDS = 10.0
 """How long a finished agent waits for a disk that does not take the last report."""
@@ -50,7 +53,8 @@ async def _run(start: main.Start) -> int:
     reporter.changed()
     life = asyncio.create_task(_live(start, the_pod, reporter), name="pod")
     loop.call_soon(reaper.reap)
-    link = asyncio.create_task(_link(start, the_pod, reporter), name="link")
+    serve = sessions.Server(surroundings, the_pod).serve
+    link = asyncio.create_task(_link(start, the_pod, reporter, serve), name="link")
     sweeper = asyncio.create_task(_sweep(reaper), name="sweep")
     await life
     reporter.finish()
@@ -75,7 +79,9 @@ async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) 
     reporter.event("Warning", reason, message)
 
 
-async def _link(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) -> client.LinkClient:
+async def _link(
+    start: main.Start, the_pod: pod.Pod, reporter: report.Reporter, serve: Callable[..., Awaitable[link_sessions.Ended]]
+) -> client.LinkClient:
     """Dial the kubelet; the client runs on by itself."""
     # gRPC takes 0.2 s of CPU to import: in a thread, as containers may need the loop meanwhile.
     module = await asyncio.to_thread(importlib.import_module, "hpk.link.client")
@@ -90,6 +96,7 @@ async def _link(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) 
         certificate=keys["certificate"].encode(),
         key=keys["key"].encode(),
         on_terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
+        on_session=serve,
     )
     link.start()
     reporter.attach(link)
