@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-SAME = "for n in /proc/1/ns/* /proc/1/root /proc/1/cwd; do [ $(readlink $n) = $(readlink /proc/self/${n#/proc/1/}) ] || echo $n; done"
+SAME = """
+for n in /proc/1/ns/* /proc/1/root /proc/1/cwd; do
+  [ $(readlink $n) = $(readlink /proc/self/${n#/proc/1/}) ] || echo $n
+done
+"""
 POD = """
     apiVersion: v1
     kind: Pod
@@ -39,10 +43,10 @@ def test_exec_has_all_that_the_container_has(space: Namespace) -> None:
     """Its namespaces, user, environment and working directory, and its read-only root; in an image without a shell."""
     space.apply(POD)
     space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=90s")
-    found = space.kubectl("exec", "p", "-c", "c", "--", "sh", "-c", f'id -u; id -g; pwd; echo "$WHO"; {SAME}')
+    found = space.kubectl("exec", "p", "-c", "c", "--", "sh", "-c", f'id -u; id -g; pwd; echo "$WHO"\n{SAME}')
     assert found.splitlines() == ["1234", "77", "/usr", "it's c"]
     space.kubectl("exec", "p", "-c", "c", "--", "touch", "/x", code=1)
-    assert "agnhost" in space.kubectl("exec", "p", "-c", "web", "--", "/agnhost", "--help")
+    assert "netexec" in space.kubectl("exec", "p", "-c", "web", "--", "/agnhost", "--help")
 
 
 def test_a_shell_in_a_pod_of_its_own(space: Namespace) -> None:
