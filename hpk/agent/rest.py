@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DISK_SECONDS = 10.0
 """How long a finished agent waits for a disk that does not take the last report."""
 LINK_SECONDS = 5.0
-"""How long a finished agent waits for the kubelet to have read it; the file is there all the same."""
+"""How long a finished agent waits for the kubelet to have read it, and for clients; the file is there all the same."""
 HURRIED_SECONDS = 1.0
 """The same when Slurm is about to kill the job, and the node is still to be cleaned."""
 
@@ -104,14 +104,16 @@ async def _link(
 
 
 async def _acknowledged(link: asyncio.Task[client.LinkClient], start: main.Start, reporter: report.Reporter) -> None:
-    """Stay until the kubelet has the last report, but not for ever: it also reads the file."""
+    """Stay until the kubelet has the last report, and clients the last output; not for ever: both are in files, too."""
     if not os.path.exists(start.box.places.endpoint):  # noqa: ASYNC240 - one look
         return
     ended = reporter.report["ended"]
     is_hurried = ended is not None and ended["reason"] == "Signalled"
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HURRIED_SECONDS if is_hurried else LINK_SECONDS):
-            await (await asyncio.shield(link)).acknowledged(reporter.report["sequence"])
+            client = await asyncio.shield(link)
+            await client.acknowledged(reporter.report["sequence"])
+            await client.idle()
 
 
 async def _sweep(reaper: processes.Reaper) -> None:

@@ -109,6 +109,10 @@ class LinkClient:
             self._heard.clear()
             await self._heard.wait()
 
+    async def idle(self) -> None:
+        """Wait until no session is left."""
+        await self._sessions.idle()
+
     async def _run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:

@@ -130,6 +130,11 @@ class Sessions:
         if task := self._tasks.get(session):
             task.cancel()
 
+    async def idle(self) -> None:
+        """Wait until there is none: the clients have read how theirs ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks.values()))
+
     async def close(self) -> None:
         """Give all up: the connection is."""
         tasks = list(self._tasks.values())

@@ -343,6 +343,17 @@ async def test_the_agent_may_give_up_a_part_of_a_session(kubelet: link.Kubelet, 
     assert ended == sessions.Ended(exit_code=5)
 
 
+async def test_an_agent_can_wait_for_its_last_sessions(kubelet: link.Kubelet, agent: Agent) -> None:
+    """A session is over for the agent only when its client has read how it ended."""
+    session = await kubelet.server.open(UID, COMMAND)
+    waiting = asyncio.create_task(kubelet._clients[0].idle())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await collect(session)
+    async with asyncio.timeout(link.TIMEOUT):
+        await waiting
+
+
 async def test_a_fault_in_the_agent_is_the_session_s_only(kubelet: link.Kubelet, agent: Agent) -> None:
     """It ends with the agent's words, and the next one works."""
     ended = (await collect(await kubelet.server.open(UID, command("broken"))))[2]
