@@ -248,13 +248,16 @@ def _why(facts: Facts, phase: str) -> tuple[str, str]:
 def _job_failure(facts: Facts) -> tuple[str, str] | None:
     """(reason, message) of a pod whose job did not come to its own end."""
     ended = facts.report["ended"] if facts.report else None
-    cause = facts.allocation.cause if facts.allocation else None
+    state = facts.allocation
+    cause = state.cause if state else None
     job = f"Slurm job {facts.job_id}"
     if ended and ended["reason"] == "Deleted":
         return None
     if cause in FAILURES:
         reason, what = FAILURES[cause]
         return reason, f"{job} {what}"
+    if ended and state is not None and state.phase is model.Phase.QUEUED:
+        return "Evicted", f"{job} was requeued; a pod runs only once"
     if ended and ended["reason"] == "TimeLimit":
         return "Evicted", f"{job} reached its time limit"
     if ended:
