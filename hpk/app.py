@@ -20,7 +20,7 @@ from hpk.images import store
 from hpk.kube import client, informer, quantity
 from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
-from hpk.node import auth, host, lease, node
+from hpk.node import auth, configz, host, lease, node
 from hpk.node import server as node_server
 from hpk.pods import (
     admit,
@@ -348,6 +348,7 @@ class Kubelet:
             state=settings.directory,
             authenticator=auth.Authenticator(kube),
             authorizer=auth.Authorizer(kube, settings.node_name),
+            opener=self.link,
             context=node_server.tls(
                 certificate_pem=certificate.certificate_pem,
                 key_pem=certificate.key_pem,
@@ -355,6 +356,12 @@ class Kubelet:
             ),
             host=LISTEN,
             port=control_plane.kubelet_port.port,
+            configuration=configz.configuration(
+                address=control_plane.api_address,
+                port=control_plane.kubelet_port.port,
+                max_pods=settings.max_pods,
+                cluster_domain=settings.cluster_domain,
+            ),
             reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate),
         )
 

@@ -41,6 +41,9 @@ MOST_IMAGE_NAMES = 5
 EXTENDED_RESOURCES: Mapping[str, str] = {"gpu": "nvidia.com/gpu"}
 """Slurm's gres by the name under which pods ask for it; what is not here is not offered."""
 
+DECLARED_FEATURES = ("ExtendWebSocketsToKubelet",)
+"""What the API server need not do for us: it hands clients' WebSockets on as they are. Sorted, as it wants them."""
+
 Object = dict[str, Any]
 
 
@@ -208,6 +211,7 @@ def status(facts: Facts, seen: Observation) -> Object:
             "architecture": machine.architecture,
         },
         "images": _images(seen.images),
+        "declaredFeatures": list(DECLARED_FEATURES),
     }
     if seen.capacity is not None:
         made["capacity"] = resources(facts, seen.capacity)
@@ -299,6 +303,7 @@ def _is_same(have: Object, wanted: Object) -> bool:
         all(_holds(said.get(condition["type"]), condition) for condition in wanted["conditions"])
         and (have.get("addresses") or []) == wanted["addresses"]
         and (have.get("images") or []) == wanted["images"]
+        and (have.get("declaredFeatures") or []) == wanted["declaredFeatures"]
         and have.get("daemonEndpoints") == wanted["daemonEndpoints"]
         and _holds(have.get("nodeInfo"), wanted["nodeInfo"])
         and all(_holds_quantities(have.get(part), wanted.get(part) or {}) for part in ("capacity", "allocatable"))

@@ -80,6 +80,7 @@ async def test_creates_the_node_with_all_a_kubelet_says(world: World) -> None:
     assert made["status"]["capacity"] == {"cpu": "1000", "memory": "67108864Ki", "pods": "1000", "nvidia.com/gpu": "4"}
     assert made["status"]["allocatable"] == made["status"]["capacity"]
     assert made["status"]["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
+    assert made["status"]["declaredFeatures"] == ["ExtendWebSocketsToKubelet"]
     assert [a["type"] for a in made["status"]["addresses"]] == ["InternalIP", "Hostname"]
     assert made["status"]["nodeInfo"]["containerRuntimeVersion"] == "apptainer://1.4.0"
     assert made["status"]["nodeInfo"]["kubeletVersion"] == "v1.37.2"
