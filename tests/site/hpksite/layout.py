@@ -32,6 +32,7 @@ class Profile:
     flannel: flanneld on every host, and the CNI network `fakeroot` made from its subnet.
     accounting: slurmdbd with MariaDB, so that sacct answers.
     kubectl: on every host's PATH.
+    poor_home: /home is a FUSE file system that refuses what NFS and Lustre often refuse (see tests/site/sharedfs).
     strict: jobs must name account and time limit, one partition gives whole nodes, Slurm limits the rate of RPCs.
     """
 
@@ -41,6 +42,7 @@ class Profile:
     flannel: bool
     accounting: bool
     kubectl: bool
+    poor_home: bool
     strict: bool
 
 
@@ -52,6 +54,7 @@ PROFILES = {
         flannel=True,
         accounting=True,
         kubectl=True,
+        poor_home=False,
         strict=False,
     ),
     "bare": Profile(
@@ -61,6 +64,7 @@ PROFILES = {
         flannel=False,
         accounting=False,
         kubectl=True,
+        poor_home=True,
         strict=True,
     ),
 }
