@@ -160,17 +160,22 @@ async def prepared(
         binaries: Paths of the upstream programs by name; by default those on PATH.
 
     Raises:
-        errors.Fatal: The directory is in use, a program is missing, no address or port is to be had, an
-            authority is damaged.
+        errors.Fatal: The directory is in use or cannot be written, a program is missing, no address or port is to
+            be had, an authority is damaged.
     """
     found = binaries or layouts.find_binaries()
     ours = address.find(wanted=settings.address)
     root = Path(settings.directory.control_plane)
-    jobdir.make_directory(str(root))
-    async with lock.locked(root, job_id=os.environ.get("SLURM_JOB_ID", "")) as held:
-        book = ports.Book(root / "ports.json")
-        with contextlib.closing(book), _etcd_data(settings, root) as node_data:
-            yield _prepare(settings, ours, book=book, held=held, binaries=found, node_data=node_data)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            jobdir.make_directory(str(root))
+            held = await stack.enter_async_context(lock.locked(root, job_id=os.environ.get("SLURM_JOB_ID", "")))
+            book = stack.enter_context(contextlib.closing(ports.Book(root / "ports.json")))
+            node_data = stack.enter_context(_etcd_data(settings, root))
+            prepared = _prepare(settings, ours, book=book, held=held, binaries=found, node_data=node_data)
+        except OSError as error:
+            raise errors.Fatal(f"Cannot write to {root}: {error.strerror}{placement.advice(error)}") from error
+        yield prepared
 
 
 @contextlib.contextmanager

@@ -173,8 +173,11 @@ class Worker:
 
     async def _adopt(self) -> None:
         """Find what an earlier kubelet, or an sbatch whose answer was lost, has left."""
-        if not await asyncio.to_thread(os.path.exists, self._directory.root):
+        if not await asyncio.to_thread(_is_there, self._directory.root):
             self._has_looked = True
+            if self._pod is not None and self._pod.status.phase == "Running":
+                # It ran, and was deleted since: a control plane whose node died may have forgotten that.
+                self._fail(self._pod, "Lost", "The pod has run, and its directory is gone; it is not run again")
             return
         found = await self._s.allocator.find(self.uid)
         self._has_looked = True
@@ -442,6 +445,17 @@ class Worker:
             self._told_queue = state.reason
             message = f"Slurm job {facts.job_id} is {state.state}: {state.reason}"
             self._s.recorder.tell(pod, "Normal", "Queued", message)
+
+
+def _is_there(path: str) -> bool:
+    """Whether it exists; a file system that does not say is no answer."""
+    try:
+        os.stat(path)  # noqa: PTH116 - a path of jobdir's
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise errors.Retryable(f"Cannot look for {path}: {error.strerror}") from error
+    return True
 
 
 def _sooner(*seconds: float | None) -> float | None:

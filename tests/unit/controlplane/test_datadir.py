@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hpk.controlplane import datadir
 from tests.fakes import etcdlog
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FIRST, SECOND = "0000000000000000-0000000000000000.wal", "0000000000000001-0000000000001388.wal"
 

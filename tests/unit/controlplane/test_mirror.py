@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog.testing
@@ -13,6 +13,9 @@ import structlog.testing
 from hpk import errors
 from hpk.controlplane import datadir, mirror
 from tests.fakes import etcdlog
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FIRST, SECOND, THIRD = (f"{number:016x}-{number * 5000:016x}.wal" for number in range(3))
 
@@ -62,7 +65,7 @@ async def until_copied(etcd: Etcd, *, seconds: float = 5) -> None:
     """Run the copying until the copy's log is the node's."""
     async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
         running = group.create_task(etcd.mirror.run())
-        while etcd.copied() != {name: log.content for name, log in etcd.logs.items()}:
+        while etcd.copied() != {name: log.content for name, log in etcd.logs.items()}:  # noqa: ASYNC110 - files
             await asyncio.sleep(0.002)
         running.cancel()
 
@@ -98,11 +101,11 @@ async def test_a_frame_that_was_read_half_written_is_copied_again(etcd: Etcd) ->
 async def test_the_log_waits_for_the_database_that_it_needs(etcd: Etcd) -> None:
     """No moment of the copy has a record of a snapshot and an older database."""
     etcd.last.entry(b"one")
-    await_free = len(etcd.last.content)
+    held = len(etcd.last.content)
     etcd.last.snapshot(5000).entry(b"two")
     etcd.write()
     assert not etcd.mirror._step()
-    assert len(etcd.copied()[FIRST]) == await_free
+    assert len(etcd.copied()[FIRST]) == held
     assert not etcd.copy.database.exists()
     await until_copied(etcd)
     assert etcd.copy.database.read_bytes() == b"database 1"
