@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+_WORD_BYTES = 8
 Position = tuple[str, int]
 """A place in the log: the file's name and an offset.  Names are numbers of fixed width, so positions compare."""
 
@@ -93,7 +94,7 @@ def settle(copy: DataDirectory) -> Mapping[str, int]:
     Raises:
         OSError: The file system refused.
     """
-    ends = {name: wal.sound_end((copy.log / name).read_bytes()) for name in copy.log_names()}
+    ends = {name: wal.sound_end(_read(copy.log / name)) for name in copy.log_names()}
     last = max(ends.items(), default=("", 0))
     rebase = _read_rebase(copy)
     cut = choose(rebase, end=last)
@@ -122,7 +123,8 @@ def fetch(source: DataDirectory, target: DataDirectory, *, ends: Mapping[str, in
         shutil.copyfile(source.database, target.database)
         target.database.chmod(0o600)
     for name, end in ends.items():
-        jobdir.write_bytes(str(target.log / name), (source.log / name).read_bytes()[:end])
+        with (source.log / name).open("rb") as file:
+            jobdir.write_bytes(str(target.log / name), file.read(end))
 
 
 def write_rebase(copy: DataDirectory, rebase: Rebase) -> None:
@@ -156,5 +158,10 @@ def _cut_garbage(path: Path, end: int) -> None:
     """Cut what lies behind the end, unless it is the zeros that etcd itself puts there."""
     with path.open("r+b") as file:
         file.seek(end)
-        if file.read().strip(b"\0"):
+        if any(file.read(_WORD_BYTES)):
             file.truncate(end)
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return wal.read(file)[0]

@@ -29,7 +29,6 @@ PAUSE_SECONDS = 0.5
 """Between looks at the log; the most that is lost."""
 PATIENCE_SECONDS = 10.0
 """How long the copy may be refused before it is said again."""
-_CHUNK = 1 << 18
 
 logger = structlog.get_logger(__name__)
 
@@ -102,8 +101,7 @@ class Mirror:
             ) from error
         self._copy.make()
         for name, end in ends.items():
-            content = (self._node.log / name).read_bytes()
-            found = list(wal.frames(content))
+            content, found = self._read(self._node.log / name, start=0)
             self._covered = max([self._covered, *(frame.snapshot_index for frame in found)])
             if found:
                 self._copied[name] = _Copied(found[-1].start, end, content[found[-1].start : end])
@@ -168,20 +166,13 @@ class Mirror:
     @staticmethod
     def _read(path: Path, *, start: int) -> tuple[bytes, Sequence[wal.Frame]]:
         """The file's content from there on, as far as it has been written, and its frames."""
-        content = b""
         try:
             file = path.open("rb")
         except FileNotFoundError:  # etcd has dropped it since we listed the files
             return b"", []
         with file:
             file.seek(start)
-            while True:
-                chunk = file.read(max(_CHUNK, len(content)))
-                content += chunk
-                found = list(wal.frames(content))
-                end = found[-1].end if found else 0
-                if not chunk or (len(content) >= end + 8 and not any(content[end : end + 8])):
-                    return content, found
+            return wal.read(file)
 
     def _has_too_much(self) -> bool:
         """Whether the copy's log has files that etcd has dropped: with a newer database they can go."""
@@ -216,6 +207,7 @@ class Mirror:
             self._held = max(((name, one.end) for name, one in self._copied.items()), default=("", 0))
         try:
             with database.open("rb") as source, target.open("wb") as file:
+                target.chmod(0o600)
                 shutil.copyfileobj(source, file, 1 << 20)
                 file.flush()
                 os.fsync(file.fileno())

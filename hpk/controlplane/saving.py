@@ -11,6 +11,7 @@ from hpk.controlplane import etcd, wal
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import BinaryIO
 
     from hpk.controlplane.layout import Layout
 
@@ -44,13 +45,18 @@ async def save(layout: Layout, path: Path) -> None:
     try:
         async with asyncio.timeout(_SECONDS), grpc.aio.secure_channel(target, credentials, options=options) as channel:
             call = channel.unary_stream(_METHOD)(b"")
-            with path.open("wb") as file:
+            with _create(path) as file:
                 async for message in call:
                     file.write(wal.field(message, _BLOB))
     except (grpc.aio.AioRpcError, TimeoutError) as error:
         why = error.details() if isinstance(error, grpc.aio.AioRpcError) else f"no answer within {_SECONDS:.0f} s"
         raise errors.Retryable(f"etcd does not hand out its database: {why}") from error
     await asyncio.to_thread(_check, path)
+
+
+def _create(path: Path) -> BinaryIO:
+    path.touch(mode=0o600)
+    return path.open("wb")
 
 
 def _check(path: Path) -> None:

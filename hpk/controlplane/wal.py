@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import BinaryIO
 
 CHECKSUM = 4
 SNAPSHOT = 5
 """Types of records.  A snapshot's says that the database holds all up to its index, and is there on the disk."""
 _LENGTH_BYTES = 8
+_CHUNK = 1 << 18
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected
 
 
@@ -53,6 +55,19 @@ def frames(content: bytes, *, start: int = 0) -> Iterator[Frame]:
             start, end, _number(record.get(1)), _number(record.get(2)), data if isinstance(data, bytes) else b""
         )
         start = end
+
+
+def read(file: BinaryIO) -> tuple[bytes, list[Frame]]:
+    """What etcd has written from the file's position on, its frames, and maybe some of the zeros behind."""
+    content, found, end = b"", list[Frame](), 0
+    while True:
+        chunk = file.read(max(_CHUNK, len(content)))
+        content += chunk
+        # On from the last frame: a file of many is not looked through again for each piece.
+        found += frames(content, start=end)
+        end = found[-1].end if found else 0
+        if not chunk or (len(content) >= end + _LENGTH_BYTES and not any(content[end : end + _LENGTH_BYTES])):
+            return content, found
 
 
 def sound_end(content: bytes) -> int:
