@@ -51,6 +51,8 @@ def measure(directory: Path) -> Facts:
     try:
         with path.open("wb") as file:
             try:
+                file.write(bytes(_SYNCED_BYTES))  # a file can be made where nothing can be written any more
+                file.flush()
                 if not _can_lock(file.fileno()):
                     return Facts(has_locks=False, sync_seconds=0.0)
                 return Facts(has_locks=True, sync_seconds=_sync_seconds(file.fileno()))

@@ -75,7 +75,7 @@ def scratch(options: str) -> Iterator[None]:
         cluster.shell(f"umount -l {SCRATCH}", **where)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def moved(hpk: None) -> Iterator[None]:
     """HPK with scratch and images elsewhere."""
     for host in ("c1", "c2"):
