@@ -107,7 +107,8 @@ async def test_an_error_is_the_exit_code(stage: Cluster, tmp_path: Path, capsys:
     stage.ended["gpu"] = "FAILED"
     assert await doctor.run(config.Settings(state=tmp_path), wait_seconds=9, is_json=True) == 1
     found = json.loads(capsys.readouterr().out)
-    assert [one["level"] for one in found] == ["ok", "error", "error"]
+    assert found[0]["level"] in {"ok", "note"}  # this host itself, whose disk may be busy
+    assert [one["level"] for one in found[1:]] == ["error", "error"]
     assert found[2]["what"] == "the probe's job ended as FAILED and said: no such command"
     assert set(found[0]) == {"level", "where", "what", "why", "who", "how"}
 
