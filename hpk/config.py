@@ -34,6 +34,10 @@ class Settings:
     image: Path | None = None
     """hpk.sif.  Default: ``<state>/hpk.sif``, where ``hpk.sif install`` puts it."""
 
+    etcd: str = "auto"
+    """Where etcd's data live: ``shared`` (in the state directory), ``node`` (on the control plane's node, with a copy
+    in the state directory that is half a second old at most), or ``auto``: ``shared`` where that file system has
+    locks and syncs in 20 ms."""
     node_name: str = "hpk"
     """The one node's name."""
     max_pods: int = 1000
@@ -98,6 +102,7 @@ class Settings:
         return self.image or self.state / "hpk.sif"
 
 
+ETCD_PLACES = ("auto", "shared", "node")
 NETWORKS = ("auto", "flannel", "overlay", "host")
 CONNECTIONS = ("auto", "srun", "ssh")
 
@@ -142,6 +147,8 @@ def _checked(values: dict[str, Any]) -> Settings:
         raise errors.Fatal(f"Cannot use network '{settings.network}' (known: {', '.join(NETWORKS)})")
     if settings.connect not in CONNECTIONS:
         raise errors.Fatal(f"Cannot connect by '{settings.connect}' (known: {', '.join(CONNECTIONS)})")
+    if settings.etcd not in ETCD_PLACES:
+        raise errors.Fatal(f"Cannot use etcd '{settings.etcd}' (known: {', '.join(ETCD_PLACES)})")
     for cidr in (settings.service_cidr, settings.pod_cidr):
         try:
             IPv4Network(cidr)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpk import errors, jobdir
 from hpk.cli import cluster, host, instance, share
+from hpk.controlplane import placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +60,13 @@ async def _submit(
     settings: config.Settings, slurm: client.Slurm, *, script: Path | None, options: Sequence[str]
 ) -> str:
     text = read(script)
-    jobdir.make_directory(str(settings.state))
+    try:
+        jobdir.make_directory(str(settings.state))
+    except OSError as error:
+        why = f"{error.strerror}{placement.advice(error)}"
+        raise errors.Fatal(f"Cannot make {settings.state}: {why}") from error
+    # A job whose output has no room could not say so.
+    await asyncio.to_thread(placement.measure, settings.state)
     return await slurm.submit(text, directory=settings.state, options=[f"--output={log(settings)}", *options])
 
 

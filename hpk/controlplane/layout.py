@@ -31,7 +31,7 @@ class Layout:
 
         lock, owner.json      who runs here (hpk.controlplane.lock)
         ports.json            the ports of last time
-        etcd/                 the data
+        etcd/                 the data, or their copy (hpk.controlplane.placement)
         pki/<authority>/      ca.crt, ca.key: persistent
         pki/service-account/  key, pub: persistent
         issued/               certificates and keys, made anew at each start
@@ -57,6 +57,8 @@ class Layout:
     kubelet_port: int
     binaries: Mapping[str, str] = field(default_factory=dict)
     """Paths by name; a name that is missing stands for itself."""
+    etcd_node_data: Path | None = None
+    """Where etcd's data are on this node, if they are not in the state directory."""
 
     @classmethod
     def of(
@@ -69,6 +71,7 @@ class Layout:
         api_port: int,
         kubelet_port: int,
         binaries: Mapping[str, str] | None = None,
+        etcd_node_data: Path | None = None,
     ) -> Layout:
         """The layout that these settings mean on this host."""
         return cls(
@@ -84,6 +87,7 @@ class Layout:
             api_port=api_port,
             kubelet_port=kubelet_port,
             binaries=binaries or {},
+            etcd_node_data=etcd_node_data,
         )
 
     @property
@@ -119,6 +123,11 @@ class Layout:
     @property
     def etcd_data(self) -> Path:
         """The data of etcd."""
+        return self.etcd_node_data or self.etcd_copy
+
+    @property
+    def etcd_copy(self) -> Path:
+        """The data of etcd in the state directory: those themselves, or their copy."""
         return self.root / "etcd"
 
     @property
@@ -172,6 +181,7 @@ class Layout:
         """Make all directories, each 0700; fine if they exist."""
         for path in (
             self.root,
+            self.etcd_copy,
             self.etcd_data,
             self.root / "pki",
             self.issued,

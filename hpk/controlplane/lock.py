@@ -63,6 +63,10 @@ class Lock:
         self._path = path
         self._beat_seconds = beat_seconds
 
+    def is_ours(self) -> bool:
+        """Whether nobody has taken it over, as far as the file system says."""
+        return read(self._path) == self.owner
+
     async def keep(self) -> None:
         """Beat until cancelled.
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
+import shutil
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,22 +16,26 @@ from typing import TYPE_CHECKING
 import structlog
 
 from hpk import errors, jobdir
-from hpk.aio import ports
+from hpk.aio import forever, ports
 from hpk.controlplane import (
     address,
     admission,
     apiserver,
     bootstrap,
     controller_manager,
+    datadir,
     etcd,
     identities,
     lock,
+    mirror,
+    placement,
+    saving,
     supervisor,
 )
 from hpk.controlplane import layout as layouts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from hpk import config, pki
 
@@ -60,6 +67,7 @@ class ControlPlane:
     ca_pem: bytes
     _lock: lock.Lock
     _supervisor: supervisor.Supervisor
+    _mirror: mirror.Mirror | None = None
     serving: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -99,10 +107,16 @@ class ControlPlane:
         Raises:
             ExceptionGroup: With an errors.Fatal that says which component was given up, and its last lines.
         """
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._supervisor.run(), name="components")
-            group.create_task(self._lock.keep(), name="heartbeat of the state directory")
-            group.create_task(self._bring_up(), name="bootstrap")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._supervisor.run(), name="components")
+                group.create_task(self._lock.keep(), name="heartbeat of the state directory")
+                group.create_task(self._bring_up(), name="bootstrap")
+                if self._mirror:
+                    group.create_task(forever.forever("copy of etcd's data", self._mirror.run()), name="copy of etcd")
+        finally:
+            if self._mirror:
+                await asyncio.to_thread(_finish, self._mirror)
 
     async def _bring_up(self) -> None:
         started_at = time.monotonic()
@@ -142,21 +156,83 @@ async def prepared(
         binaries: Paths of the upstream programs by name; by default those on PATH.
 
     Raises:
-        errors.Fatal: The directory is in use, a program is missing, no address or port is to be had, an
-            authority is damaged.
+        errors.Fatal: The directory is in use or cannot be written, a program is missing, no address or port is to
+            be had, an authority is damaged.
     """
     found = binaries or layouts.find_binaries()
     ours = address.find(wanted=settings.address)
     root = Path(settings.directory.control_plane)
-    jobdir.make_directory(str(root))
-    async with lock.locked(root, job_id=os.environ.get("SLURM_JOB_ID", "")) as held:
-        book = ports.Book(root / "ports.json")
-        with contextlib.closing(book):
-            yield _prepare(settings, ours, book=book, held=held, binaries=found)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            jobdir.make_directory(str(root))
+            held = await stack.enter_async_context(lock.locked(root, job_id=os.environ.get("SLURM_JOB_ID", "")))
+            book = stack.enter_context(contextlib.closing(ports.Book(root / "ports.json")))
+            node_data = stack.enter_context(_etcd_data(settings, root))
+            prepared = _prepare(settings, ours, book=book, held=held, binaries=found, node_data=node_data)
+        except OSError as error:
+            raise errors.Fatal(f"Cannot write to {root}: {error.strerror}{placement.advice(error)}") from error
+        yield prepared
+
+
+@contextlib.contextmanager
+def _etcd_data(settings: config.Settings, root: Path) -> Iterator[Path | None]:
+    """A directory of this node for etcd's data, gone at the end of the block; None if they live in the state directory.
+
+    Raises:
+        errors.Fatal: Nothing can be written to either.
+    """
+    place, why = placement.choose(settings.etcd, placement.measure(root), directory=root)
+    logger.info("Where etcd's data live", place=place, why=why)
+    if place == "shared":
+        yield None
+        return
+    try:
+        directory = Path(tempfile.mkdtemp(prefix="hpk-etcd."))
+    except OSError as error:
+        raise errors.Fatal(f"Cannot make a directory under {tempfile.gettempdir()}: {error.strerror}") from error
+    try:
+        yield directory / "data"
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _settle(copy: datadir.DataDirectory, *, is_for_node: bool) -> Mapping[str, int]:
+    """Make etcd's data in the state directory whole, if they are (or were) a copy."""
+    mark = copy.root / "copy"
+    if not is_for_node and not mark.exists():
+        return {}
+    try:
+        ends = datadir.settle(copy)
+        if is_for_node:
+            mark.touch(mode=0o600)
+        else:
+            mark.unlink()
+    except OSError as error:
+        raise errors.Fatal(
+            f"Cannot use etcd's data in {copy.root}: {error.strerror}{placement.advice(error)}"
+        ) from error
+    return ends
+
+
+def _finish(kept: mirror.Mirror) -> None:
+    try:
+        kept.finish()
+    except OSError as error:
+        logger.error(  # noqa: TRY400 - the reason is the error's own text
+            "Cannot copy the last of etcd's data to the state directory; it is lost",
+            error=f"{error.strerror}{placement.advice(error)}",
+            behind_seconds=round(kept.behind_seconds, 1),
+        )
 
 
 def _prepare(
-    settings: config.Settings, ours: str, *, book: ports.Book, held: lock.Lock, binaries: Mapping[str, str]
+    settings: config.Settings,
+    ours: str,
+    *,
+    book: ports.Book,
+    held: lock.Lock,
+    binaries: Mapping[str, str],
+    node_data: Path | None,
 ) -> ControlPlane:
     everywhere = layouts.LOOPBACK if ours == layouts.LOOPBACK else "0.0.0.0"  # noqa: S104 - the cluster's doors
     kubelet_port = book.hold("kubelet", host=everywhere, preferred=[KUBELET_PORT])
@@ -168,8 +244,16 @@ def _prepare(
         api_port=book.hold(apiserver.NAME, host=everywhere, preferred=[API_PORT]).port,
         kubelet_port=kubelet_port.port,
         binaries=binaries,
+        etcd_node_data=node_data,
     )
     where.make_directories()
+    copy = datadir.DataDirectory(where.etcd_copy)
+    ends = _settle(copy, is_for_node=node_data is not None)
+    kept = None
+    if node_data is not None:
+        save = functools.partial(saving.save, where)
+        kept = mirror.Mirror(datadir.DataDirectory(node_data), copy, save=save, is_ours=held.is_ours)
+        kept.begin(ends)
     authorities = identities.open_authorities(where)
     identities.issue(where, authorities)
     admission.write(where)
@@ -183,4 +267,5 @@ def _prepare(
         ca_pem=authorities["kubernetes"].certificate_pem,
         _lock=held,
         _supervisor=supervisor.Supervisor(components),
+        _mirror=kept,
     )

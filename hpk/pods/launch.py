@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from hpk import errors, jobdir
+from hpk.kube import v1
 from hpk.pods import admit, gate, prepare, submit
 
 if TYPE_CHECKING:
     from hpk import records
-    from hpk.kube import v1
     from hpk.pods import model, services
 
 LOG = structlog.get_logger(__name__)
@@ -62,9 +62,14 @@ class Launch:
 
         Raises:
             errors.SlurmUnavailable: Slurm does not say.
+            errors.Retryable: The file system does not say.
         """
-        if not await asyncio.to_thread(os.path.exists, self._directory.root):
+        if not await asyncio.to_thread(_is_there, self._directory.root):
             self.has_looked = True
+            raw = self._s.find(self.uid)
+            if raw is not None and (raw.get("status") or {}).get("phase") == "Running":
+                # It ran, and was deleted since: a control plane whose node died may have forgotten that.
+                self.fail(v1.pod(raw), "Lost", "The pod has run, and its directory is gone; it is not run again")
             return
         found = await self._s.allocator.find(self.uid)
         self.has_looked = True
@@ -176,6 +181,17 @@ class Launch:
     def _is_wanted(self) -> bool:
         raw = self._s.find(self.uid)
         return raw is not None and not raw["metadata"].get("deletionTimestamp")
+
+
+def _is_there(path: str) -> bool:
+    """Whether it exists; a file system that does not say is no answer."""
+    try:
+        os.stat(path)  # noqa: PTH116 - a path of jobdir's
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise errors.Retryable(f"Cannot look for {path}: {error.strerror}") from error
+    return True
 
 
 def time_left(pod: v1.Pod, started_at: datetime) -> float | None:

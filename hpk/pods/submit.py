@@ -91,8 +91,13 @@ class JobPerPod:
         return model.Allocation(job_id=job_id, uid=uid)
 
     async def _record(self, uid: str, job_id: str) -> None:
+        """Note the job for the next kubelet; a file system that refuses costs that one a question."""
         submission: records.Submission = {"job_id": job_id, "submitted_at": time.time()}
-        await asyncio.to_thread(jobdir.write_json, self._state.pod(uid).submission, submission)
+        path = self._state.pod(uid).submission
+        try:
+            await asyncio.to_thread(jobdir.write_json, path, submission)
+        except OSError as error:
+            LOG.warning("Cannot note a pod's job", uid=uid, job=job_id, path=path, error=str(error))
 
     async def release(self, allocation: model.Allocation, *, only_queued: bool = False) -> None:
         """Cancel the job, queued or running, or only if it is queued still; never another pod's."""

@@ -51,6 +51,52 @@ def test_there_is_no_pod_network(host: str) -> None:
     assert "flannel" not in client.out(host, "ip", "link")
 
 
+POOR = """
+import errno, fcntl, os, sys, time
+with open("poor", "w") as file:
+    began = time.monotonic()
+    os.fsync(file.fileno())
+    print("fsync", time.monotonic() - began > 0.005)
+    for name, lock in (("flock", fcntl.flock), ("lockf", fcntl.lockf)):
+        try:
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            print(name, errno.errorcode[error.errno])
+    try:
+        os.chown("poor", 100000, -1)
+    except OSError as error:
+        print("chown", errno.errorcode[error.errno])
+"""
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_home_refuses_what_nfs_and_lustre_refuse(host: str) -> None:
+    """No locks, no chown to another id, an fsync of its own pace; who it belongs to is kept."""
+    said = client.out(host, "python3", "-c", POOR)
+    assert said == "fsync True\nflock ENOSYS\nlockf ENOSYS\nchown EPERM"
+    assert client.out(host, "stat", "-c", "%U", "poor") == "alice"
+    assert client.run(host, "ls", "/srv/home").returncode != 0  # no way around it
+
+
+def test_hosts_share_the_home_and_see_changes_a_moment_later() -> None:
+    """What one host writes another reads, as soon as what it remembers of the file is a second old."""
+    for text in ("one", "two"):
+        client.out("c1", "sh", "-c", f"echo {text} >note")
+        client.eventually(lambda text=text: client.out("c2", "cat", "note") == text, what="the note")  # type: ignore[misc]
+
+
+def test_a_user_may_be_over_quota() -> None:
+    """For tests: a mark in the export fills a user's home, and takes nothing from who is beside it."""
+    try:
+        client.site("run", "c1", "--", "touch", "/srv/home/.full-2000")
+        done = client.run("c2", "sh", "-c", "echo x >more")
+        assert "quota exceeded" in done.stderr
+        client.out("c2", "sh", "-c", "echo x >more", user="bob")
+    finally:
+        client.site("run", "c1", "--", "rm", "-f", "/srv/home/.full-2000")
+    client.out("c2", "sh", "-c", "echo x >more")
+
+
 def test_jobs_run() -> None:
     """It is a Slurm cluster all the same."""
     assert client.finished(client.submit("hostname", "--nodelist=c2", *FLAGS)) == "c2\n"

@@ -27,11 +27,12 @@ class Built:
     apptainer: pathlib.Path
     programs: pathlib.Path
     images: pathlib.Path
+    sharedfs: pathlib.Path
 
     def fingerprint(self) -> str:
         """Return a text that changes when any part does."""
         programs = [(name, _identity(self.programs / name)) for name in PROGRAMS]
-        return json.dumps([str(self.rootfs), str(self.apptainer), str(self.images), programs])
+        return json.dumps([str(self.rootfs), str(self.apptainer), str(self.images), str(self.sharedfs), programs])
 
 
 def ensure() -> Built:
@@ -43,7 +44,8 @@ def ensure() -> Built:
     apptainer = pathlib.Path(_apptainer())
     programs = folder / "programs"
     sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *PROGRAMS)
-    return Built(rootfs, apptainer, programs, _images(folder, rootfs=rootfs, agnhost=programs / "agnhost"))
+    registry = _images(folder, rootfs=rootfs, agnhost=programs / "agnhost")
+    return Built(rootfs, apptainer, programs, registry, _sharedfs(folder))
 
 
 def _install_missing() -> None:
@@ -98,6 +100,18 @@ def _images(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path
         sh.say("making the registry's images")
         building = _emptied(folder / "images.building")
         images.build(building, rootfs=rootfs, agnhost=agnhost)
+        building.rename(target)
+    return target
+
+
+def _sharedfs(folder: pathlib.Path) -> pathlib.Path:
+    """Return the server of a poor home, from tests/site/sharedfs, keyed by its source."""
+    source = pathlib.Path(paths.TREE, "tests/site/sharedfs")
+    target = folder / f"sharedfs-{_hash(*((source / name).read_text() for name in ('go.mod', 'go.sum', 'main.go')))}"
+    if not target.is_file():
+        building = folder / "sharedfs.building"
+        flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w")
+        sh.out("env", "CGO_ENABLED=0", "go", "-C", str(source), "build", *flags, "-o", str(building), ".")
         building.rename(target)
     return target
 

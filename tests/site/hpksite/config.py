@@ -7,6 +7,7 @@ from . import layout
 MUNGE_KEY = "hpk simulated site: a key that protects nothing, the same on every host\n" * 4
 CLUSTER = "site"
 PROGRAMS = "/opt/site/bin"  # on a host: what the site runs, not for users
+EXPORT = "srv/home"  # on a host: where the homes are, if /home is a poor view of them
 DATABASE_PASSWORD = "site"  # for a database that listens on a socket of an isolated host
 
 SLURMD_PORT = 6818

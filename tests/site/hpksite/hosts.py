@@ -31,12 +31,14 @@ class Root:
     files: {path: (content, mode)}, laid over them for this host.
     owners: {path: user} where that is not root; folders that are missing are made.
     absent: files and folders of the layers that this host does not have.
+    homes: the folder on which the users' homes are mounted.
     """
 
     layers: tuple[str, ...]
     files: dict[str, tuple[str, int]]
     owners: dict[str, str]
     absent: tuple[str, ...] = ()
+    homes: str = "home"
 
 
 def disk(host: layout.Host, name: str) -> pathlib.Path:
@@ -110,7 +112,7 @@ def _first_process(host: layout.Host, root: Root) -> NoReturn:
     base = pathlib.Path(paths.HOSTS, host.name)
     options = f"lowerdir={':'.join(root.layers)},upperdir={base}/upper,workdir={base}/work"
     linux.mount("overlay", f"{base}/root", "overlay", data=options)
-    _mount_all(host, f"{base}/root")
+    _mount_all(host, f"{base}/root", homes=root.homes)
     linux.pivot_root(f"{base}/root")
     for name, owner in root.owners.items():
         if not pathlib.Path(name).exists():
@@ -122,7 +124,7 @@ def _first_process(host: layout.Host, root: Root) -> NoReturn:
     os.execve("/usr/bin/tini", ["tini", "--", "sleep", "infinity"], {"PATH": run.ROOT_PATH})  # noqa: S606
 
 
-def _mount_all(host: layout.Host, root: str) -> None:
+def _mount_all(host: layout.Host, root: str, *, homes: str) -> None:
     """Mount what an ordinary host has: /proc, /sys, /dev, /run, its own disk, and the shared /home."""
     linux.mount("proc", f"{root}/proc", "proc", flags=SAFE | linux.MS_NOEXEC)
     linux.mount("sysfs", f"{root}/sys", "sysfs", flags=SAFE | linux.MS_NOEXEC)
@@ -132,7 +134,11 @@ def _mount_all(host: layout.Host, root: str) -> None:
     for name in ON_DISK:
         pathlib.Path(root, name).mkdir(parents=True, exist_ok=True)
         linux.mount(str(disk(host, name)), f"{root}/{name}", flags=linux.MS_BIND)
-    linux.mount(paths.HOME, f"{root}/home", flags=linux.MS_BIND)
+    target = pathlib.Path(root, homes)
+    if homes != "home":  # what exports them is nobody's business but root's
+        target.parent.chmod(0o700)
+        target.mkdir()
+    linux.mount(paths.HOME, str(target), flags=linux.MS_BIND)
 
 
 def _fill_dev(host: layout.Host, dev: str) -> None:

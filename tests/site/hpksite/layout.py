@@ -32,6 +32,7 @@ class Profile:
     flannel: flanneld on every host, and the CNI network `fakeroot` made from its subnet.
     accounting: slurmdbd with MariaDB, so that sacct answers.
     kubectl: on every host's PATH.
+    poor_home: /home is a FUSE file system that refuses what NFS and Lustre often refuse (see tests/site/sharedfs).
     strict: jobs must name account and time limit, one partition gives whole nodes, Slurm limits the rate of RPCs.
     submit_limit: how many jobs alice may have, queued and running; 0 is no limit.
     filtered: compute nodes take only Slurm's and ssh's connections from the login node, and do not reach the registry.
@@ -43,6 +44,7 @@ class Profile:
     flannel: bool
     accounting: bool
     kubectl: bool
+    poor_home: bool
     strict: bool
     submit_limit: int
     filtered: bool
@@ -56,6 +58,7 @@ PROFILES = {
         flannel=True,
         accounting=True,
         kubectl=True,
+        poor_home=False,
         strict=False,
         submit_limit=0,
         filtered=False,
@@ -67,6 +70,7 @@ PROFILES = {
         flannel=False,
         accounting=False,
         kubectl=False,
+        poor_home=True,
         strict=True,
         submit_limit=5,
         filtered=True,

@@ -162,10 +162,12 @@ def _prepare(built: builds.Built) -> None:
         home.chmod(0o700)
         os.chown(home, user.uid, user.uid)
     # kubectl is for the users, the rest for the site itself
-    for name, where in (("kubectl", "usr/local/bin"), ("etcd", config.PROGRAMS), ("flanneld", config.PROGRAMS)):
-        target = pathlib.Path(f"{paths.PROGRAMS}/{where}/{name}")
+    programs = {"kubectl": "usr/local/bin", "etcd": config.PROGRAMS, "flanneld": config.PROGRAMS}
+    sources = {name: built.programs / name for name in programs} | {"sharedfs": built.sharedfs}
+    for name, source in sources.items():
+        target = pathlib.Path(f"{paths.PROGRAMS}/{programs.get(name, config.PROGRAMS)}/{name}")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(built.programs / name, target)
+        shutil.copy2(source, target)
     images = pathlib.Path(paths.IMAGES)  # `status` needs the index, also after the cache has been emptied
     images.mkdir(parents=True)
     shutil.copy2(built.images / "index.json", images)
@@ -179,4 +181,5 @@ def _root(profile: layout.Profile, built: builds.Built, host: layout.Host) -> ho
         files=config.files(profile, host, base=base),
         owners=config.owners(profile),
         absent=config.absent(profile),
+        homes=config.EXPORT if profile.poor_home else "home",
     )

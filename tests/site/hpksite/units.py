@@ -67,7 +67,7 @@ def table(profile: layout.Profile, *, images: pathlib.Path) -> list[Unit]:
     controller = layout.CONTROLLER
     out: list[Unit] = []
     for host in layout.HOSTS:
-        out += _slurm(host)
+        out += [*_home(host), *_slurm(host, after=(f"home@{host.name}",))] if profile.poor_home else _slurm(host)
         if profile.filtered:
             out.append(_firewall(host))
     out.append(
@@ -88,7 +88,18 @@ def table(profile: layout.Profile, *, images: pathlib.Path) -> list[Unit]:
     return out + _registry(controller, images)
 
 
-def _slurm(host: layout.Host) -> list[Unit]:
+def _home(host: layout.Host) -> list[Unit]:
+    return [
+        Unit(
+            "home",
+            host,
+            daemon=f"{config.PROGRAMS}/sharedfs /{config.EXPORT} /home",
+            check=f"mountpoint -q /home && test -d /home/{layout.USERS[0].name}",
+        )
+    ]
+
+
+def _slurm(host: layout.Host, *, after: tuple[str, ...] = ()) -> list[Unit]:
     return [
         Unit(
             "munged",
@@ -100,7 +111,7 @@ def _slurm(host: layout.Host) -> list[Unit]:
             "slurmd",
             host,
             daemon=f"slurmd -D -N {host.name}",
-            after=(f"munged@{host.name}", "slurmctld@ctl"),
+            after=(f"munged@{host.name}", "slurmctld@ctl", *after),
             # Whole words: a '*' after the state says that slurmctld has not heard from the node.
             check=f"sinfo -h -n {host.name} -o %T | grep -qxE 'idle|mixed|allocated|completing'",
         ),

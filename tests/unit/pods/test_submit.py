@@ -34,6 +34,15 @@ class FakePoller:
         return poller.Sighting(job=self.jobs.get(job_id))
 
 
+class Sbatch:
+    """Takes what it is given."""
+
+    async def submit(self, script: str, *, directory: Path) -> str:
+        assert script
+        assert directory
+        return "42"
+
+
 def job(job_id: str, **fields: Any) -> slurm_model.Job:
     """A job as squeue names it."""
     return slurm_model.Job(id=job_id, **{"state": slurm_model.JobState.RUNNING, **fields})
@@ -50,6 +59,13 @@ def state(tmp_path: Path) -> jobdir.State:
     made = jobdir.State(str(tmp_path))
     jobdir.make_directory(made.pod(UID).root)
     return made
+
+
+async def test_a_full_file_system_loses_no_job(state: jobdir.State) -> None:
+    """The number is written down for the next kubelet only; this one follows the job all the same."""
+    jobdir.make_directory(state.pod(UID).submission)  # nothing can be renamed onto it
+    made = submit.JobPerPod(cast("Any", Sbatch()), cast("Any", FakePoller()), state=state, on_change=lambda _uid: None)
+    assert await made.allocate(UID, script="#!/bin/sh") == model.Allocation(job_id="42", uid=UID)
 
 
 async def test_a_pod_that_was_claimed_is_adopted_after_slurm_forgot_its_job(state: jobdir.State) -> None:

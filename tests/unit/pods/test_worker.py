@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +200,17 @@ async def test_a_temporary_refusal_is_tried_again(world: path.World, monkeypatch
     world.allocator.refusals = [errors.SlurmUnavailable("QOSMaxSubmitJobPerUserLimit")] * 3
     uid = world.create()
     await world.until(lambda: world.allocator.submitted == [uid])
+
+
+async def test_a_pod_that_has_run_and_was_forgotten_is_not_run_again(world: path.World) -> None:
+    """etcd may have lost the last moment before its node died: the pod's deletion, but not its directory's."""
+    uid = await running(world, restartPolicy="Always")
+    await world.stop()
+    shutil.rmtree(world.state.pod(uid).root)
+    await world.restart()
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert world.status()["reason"] == "Lost"
+    assert world.allocator.submitted == [uid]
 
 
 async def test_a_kubelet_that_restarts_adopts_what_runs(world: path.World) -> None:

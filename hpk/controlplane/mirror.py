@@ -1,0 +1,246 @@
+"""Keeps a copy of etcd's data in the state directory while etcd runs on this node's disk.
+
+etcd appends each change to its log before it answers.  So does this to the copy, twice a second at most: what is lost
+if the node dies is what came in the last half second and was not copied yet.  The database itself is copied when the
+log says that it must be (:mod:`hpk.controlplane.datadir`), and at an orderly end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from hpk import errors
+from hpk.controlplane import datadir, placement, wal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from pathlib import Path
+
+PAUSE_SECONDS = 0.5
+"""Between looks at the log; the most that is lost."""
+PATIENCE_SECONDS = 10.0
+"""How long the copy may be refused before it is said again."""
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """How far a file of the log has been copied.
+
+    The last frame is copied again whenever it changes: etcd may have been writing it while we read.
+    """
+
+    last_start: int = 0
+    end: int = 0
+    last: bytes = b""
+
+
+class Mirror:
+    """One etcd's data, here and as a copy there.
+
+    Args:
+        node: Where etcd runs.
+        copy: In the state directory; :func:`datadir.settle` has been called.
+        save: Writes a consistent copy of the running etcd's database to a path.
+        is_ours: Whether the state directory still belongs to us: a copy that another one has taken over is not
+            written any more.
+        pause_seconds: Between looks.
+    """
+
+    def __init__(
+        self,
+        node: datadir.DataDirectory,
+        copy: datadir.DataDirectory,
+        *,
+        save: Callable[[Path], Awaitable[None]],
+        is_ours: Callable[[], bool],
+        pause_seconds: float = PAUSE_SECONDS,
+    ) -> None:
+        self._node, self._copy, self._save, self._is_ours = node, copy, save, is_ours
+        self._pause_seconds = pause_seconds
+        self._copied: dict[str, _Copied] = {}
+        self._covered = 0
+        """The index up to which the copy's database reaches at least."""
+        self._held: datadir.Position | None = None
+        """Where the copy's log stood when a database was first on its way: what the old one goes with."""
+        self._attempts = itertools.count()
+        self._busy = threading.Lock()  # a thread that was left behind by a cancelled task may still write
+        self._copied_at = time.monotonic()
+        self._told_at: float | None = None
+
+    @property
+    def behind_seconds(self) -> float:
+        """How much would be lost now, at most."""
+        return time.monotonic() - self._copied_at
+
+    def begin(self, ends: Mapping[str, int]) -> None:
+        """Bring what the copy holds to this node, before etcd starts.
+
+        Args:
+            ends: What :func:`datadir.settle` said of the copy.
+
+        Raises:
+            errors.Fatal: There is no room here.
+        """
+        try:
+            datadir.fetch(self._copy, self._node, ends=ends)
+        except OSError as error:
+            raise errors.Fatal(
+                f"Cannot bring etcd's data from {self._copy.root} to {self._node.root}: {error.strerror}.  It must be "
+                "a disk of this node (TMPDIR) with room for them"
+            ) from error
+        self._copy.make()
+        for name, end in ends.items():
+            content, found = self._read(self._node.log / name, start=0)
+            self._covered = max([self._covered, *(frame.snapshot_index for frame in found)])
+            if found:
+                self._copied[name] = _Copied(found[-1].start, end, content[found[-1].start : end])
+
+    async def run(self) -> None:
+        """Copy until cancelled; a file system that refuses is tried again and again, and said in the log."""
+        while True:
+            await asyncio.sleep(self._pause_seconds)
+            started_at = time.monotonic()
+            try:
+                is_whole = await asyncio.to_thread(self._step)
+                if not is_whole or await asyncio.to_thread(self._has_too_much):
+                    await self._rebase()
+            except (OSError, errors.Retryable) as error:
+                self._complain(error)
+            else:
+                self._copied_at, self._told_at = started_at, None
+
+    def finish(self) -> None:
+        """Once etcd has ended: the copy becomes all that is here.
+
+        Raises:
+            OSError: The file system refused; the copy is what it was after the last look that succeeded.
+        """
+        with self._busy:
+            if self._is_ours() and self._node.database.exists():
+                self._publish(self._node.database, names=self._node.log_names())
+
+    def _step(self) -> bool:
+        with self._busy:
+            return self._ship()
+
+    def _check(self) -> None:
+        if not self._is_ours():
+            raise errors.Retryable("another control plane has taken the state directory over")
+
+    def _ship(self, *, is_held: bool = True) -> bool:
+        """Copy the log's new frames; False if the rest waits for a newer database."""
+        names = self._node.log_names()
+        if is_held and self._copied and max(self._copied) not in names:
+            return False  # etcd has dropped what we had no chance to copy
+        for name in names:
+            copied = self._copied.get(name, _Copied())
+            content, found = self._read(self._node.log / name, start=copied.last_start)
+            waiting = [frame for frame in found if frame.snapshot_index > self._covered]
+            if is_held and waiting:
+                found = [frame for frame in found if frame.end <= waiting[0].start]
+            if found:
+                last = found[-1]
+                new = _Copied(
+                    copied.last_start + last.start, copied.last_start + last.end, content[last.start : last.end]
+                )
+                if new != copied:
+                    self._check()
+                    datadir.write_synced(self._copy.log / name, content[: last.end], offset=copied.last_start)
+                    self._copied[name] = new
+            if is_held and waiting:
+                return False
+            self._covered = max([self._covered, *(frame.snapshot_index for frame in waiting)])
+        return True
+
+    @staticmethod
+    def _read(path: Path, *, start: int) -> tuple[bytes, Sequence[wal.Frame]]:
+        """The file's content from there on, as far as it has been written, and its frames."""
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:  # etcd has dropped it since we listed the files
+            return b"", []
+        with file:
+            file.seek(start)
+            return wal.read(file)
+
+    def _has_too_much(self) -> bool:
+        """Whether the copy's log has files that etcd has dropped: with a newer database they can go."""
+        return bool(set(self._copy.log_names()) - set(self._node.log_names()))
+
+    async def _rebase(self) -> None:
+        """Bring the copy's database up to date."""
+        names = self._node.log_names()
+        saved = self._node.root / "saved.db"
+        try:
+            await self._save(saved)
+            await asyncio.to_thread(self._publish_saved, saved, names)
+        finally:
+            saved.unlink(missing_ok=True)
+
+    def _publish_saved(self, saved: Path, names: Sequence[str]) -> None:
+        with self._busy:
+            self._check()
+            self._publish(saved, names=names)
+
+    def _publish(self, database: Path, *, names: Sequence[str]) -> None:
+        """Let this database take the copy's place.
+
+        Args:
+            database: Nothing is in it that is not in the log here by now.
+            names: The files of the log when it was made; no older ones are needed.
+        """
+        self._copy.make()
+        self._check()
+        target = self._copy.database.with_name(f"next-{next(self._attempts)}")
+        if self._held is None:
+            self._held = max(((name, one.end) for name, one in self._copied.items()), default=("", 0))
+        try:
+            with database.open("rb") as source, target.open("wb") as file:
+                target.chmod(0o600)
+                shutil.copyfileobj(source, file, 1 << 20)
+                file.flush()
+                os.fsync(file.fileno())
+            datadir.write_rebase(self._copy, datadir.Rebase(target.name, self._held, needed=self._end()))
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise
+        self._ship(is_held=False)
+        target.rename(self._copy.database)
+        self._copy.rebase.unlink(missing_ok=True)
+        self._held = None
+        for path in self._copy.next_databases():  # of attempts that failed later than this far
+            path.unlink()
+        for name in set(self._copy.log_names()) - set(names) - set(self._node.log_names()):
+            (self._copy.log / name).unlink()
+            self._copied.pop(name, None)
+
+    def _end(self) -> datadir.Position:
+        """Where the log here ends."""
+        name = self._node.log_names()[-1]
+        start = self._copied.get(name, _Copied()).last_start
+        _, found = self._read(self._node.log / name, start=start)
+        return name, start + (found[-1].end if found else 0)
+
+    def _complain(self, error: Exception) -> None:
+        now = time.monotonic()
+        if self._told_at is not None and now - self._told_at < PATIENCE_SECONDS:
+            return
+        self._told_at = now
+        why = (error.strerror or str(error)) + placement.advice(error) if isinstance(error, OSError) else str(error)
+        logger.warning(
+            "Cannot copy etcd's data to the state directory; what is not there is lost if this node fails",
+            directory=str(self._copy.root),
+            error=why,
+            behind_seconds=round(self.behind_seconds, 1),
+        )

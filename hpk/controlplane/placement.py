@@ -1,0 +1,116 @@
+"""Where etcd's data live: in the state directory, or on this node's disk with a copy kept there.
+
+etcd locks its files (open file description locks on the log, flock on the database) and waits for an fsync with each
+change.  File systems that compute nodes share often have no locks, and a slow fsync.  See
+docs/adr/0007-where-etcd-lives.md for what was measured.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from hpk import errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Place = Literal["shared", "node"]
+SLOW_SYNC_SECONDS = 0.02
+"""Creating a pod waits for about ten of these."""
+_SYNCS = 20
+_MOST_SECONDS = 0.5
+_SYNCED_BYTES = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """How a directory keeps and locks.
+
+    Attributes:
+        has_locks: Both kinds that etcd takes.
+        sync_seconds: The slowest but one of some fsyncs; 0 if there are no locks, for then it does not matter.
+    """
+
+    has_locks: bool
+    sync_seconds: float
+
+
+def measure(directory: Path) -> Facts:
+    """Try it; takes half a second at most.
+
+    Raises:
+        errors.Fatal: Nothing can be written there.
+    """
+    path = directory / f"probe.{os.getpid()}"
+    try:
+        with path.open("wb") as file:
+            try:
+                file.write(bytes(_SYNCED_BYTES))  # a file can be made where nothing can be written any more
+                file.flush()
+                if not _can_lock(file.fileno()):
+                    return Facts(has_locks=False, sync_seconds=0.0)
+                return Facts(has_locks=True, sync_seconds=_sync_seconds(file.fileno()))
+            finally:
+                path.unlink()
+    except OSError as error:
+        raise errors.Fatal(f"Cannot write to {directory}: {error.strerror}{advice(error)}") from error
+
+
+def choose(wanted: str, facts: Facts, *, directory: Path) -> tuple[Place, str]:
+    """The place, and why, in words for the log.
+
+    Args:
+        wanted: The setting: ``auto``, ``shared`` or ``node``.
+        facts: Of the state directory.
+        directory: The state directory, for the error.
+
+    Raises:
+        errors.Fatal: It shall be where it cannot.
+    """
+    if wanted == "node":
+        return "node", "HPK_ETCD says so"
+    if not facts.has_locks:
+        if wanted == "shared":
+            raise errors.Fatal(
+                f"Cannot keep etcd's data in {directory} (HPK_ETCD=shared): its file system has no locks.  Take "
+                "HPK_ETCD=auto, or let HPK_STATE name a directory of another file system"
+            )
+        return "node", "the state directory's file system has no locks"
+    speed = f"an fsync of the state directory takes {facts.sync_seconds * 1000:.1f} ms"
+    if wanted == "shared":
+        return "shared", f"HPK_ETCD says so; {speed}"
+    return ("node" if facts.sync_seconds > SLOW_SYNC_SECONDS else "shared"), speed
+
+
+def advice(error: OSError) -> str:
+    """What to do about a file system that refused, if it is clear."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "; free some space there (HPK_STATE, HPK_IMAGES and HPK_SCRATCH may each name a directory elsewhere)"
+    return ""
+
+
+def _can_lock(descriptor: int) -> bool:
+    whole = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sync_seconds(descriptor: int) -> float:
+    times: list[float] = []
+    began = time.monotonic()
+    while len(times) < _SYNCS and time.monotonic() - began < _MOST_SECONDS:
+        started = time.monotonic()
+        os.write(descriptor, b"x" * _SYNCED_BYTES)
+        os.fsync(descriptor)
+        times.append(time.monotonic() - started)
+    return sorted(times)[-min(2, len(times))]
