@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_pasta_is_told_of_the_namespaces_in_a_way_that_works(has_one_id: bool, m
         assert words[-1:] == [str(os.getpid())]
     else:
         assert words == [
-            os.readlink("/proc/self/ns/net"),
+            str(Path("/proc/self/ns/net").readlink()),
             *("--netns-only", "--no-netns-quit", "--netns", "/proc/self/fd/0"),
         ]
     for descriptor in (said, says, ready, done):
