@@ -342,7 +342,7 @@ def test_python_image_runs() -> None:
 def test_benchmarks_are_the_hosts_own_files() -> None:
     """A comparison of a pod with a plain job compares nothing else; and they run in the image."""
     pull("c1", "bench:1", to="/scratch/test-bench.sif")
-    look = "sha256sum /usr/bin/sysbench /usr/bin/fio /usr/local/bin/stream"
+    look = "sha256sum /usr/bin/sysbench /usr/bin/fio /usr/bin/socat /usr/local/bin/stream"
     command = ["apptainer", "-q", "exec", "--containall", "/scratch/test-bench.sif", "sh", "-c"]
     assert client.out("c1", *command, look) == client.out("c1", "sh", "-c", look)
     client.out("c1", *command, "sysbench --version && fio --version && stream 0 1")

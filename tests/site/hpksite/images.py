@@ -30,7 +30,7 @@ PYTHON_PACKAGES = (
     "libpcre2-8-0", "libacl1", "libattr1", "libgmp10", "libcap2", "media-types", "netbase",
 )  # fmt: skip
 STREAM = "/usr/local/bin/stream"
-BENCHMARKS = ("/usr/bin/sysbench", "/usr/bin/fio")
+BENCHMARKS = ("/usr/bin/sysbench", "/usr/bin/fio", "/usr/bin/socat")
 LEFT_OUT = ("/usr/share/doc", "/usr/share/man", "/usr/share/lintian", "/usr/share/bug")
 
 

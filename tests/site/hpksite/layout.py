@@ -89,6 +89,6 @@ PACKAGES = (
     "uidmap", "fuse3", "squashfuse", "fuse-overlayfs", "squashfs-tools", "fuse2fs", "gocryptfs", "libseccomp2",
     "docker-registry", "busybox-static", "tini",
     "procps", "psmisc", "lsof", "strace", "less", "file",
-    "sysbench", "fio",
+    "sysbench", "fio", "socat",
 )  # fmt: skip
 SUITE = "trixie"
