@@ -203,7 +203,7 @@ def deeper():
         "sysctl": fails(open, "/proc/sys/kernel/hostname", "w"),
         "remount": fails(mount, "none", "/proc/sys", "", REMOUNT | BIND),
         "unmount": fails(call, "umount2", b"/proc/sys", 2),
-        "unmask": fails(call, "umount2", b"/proc/kcore", 2),
+        "unmask": fails(call, "umount2", b"/proc/interrupts", 2),
         "proc": fails(mount, "proc", "/tmp", "proc"),
         "sysfs": fails(mount, "sysfs", "/tmp", "sysfs"),
     }
