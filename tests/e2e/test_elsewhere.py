@@ -43,7 +43,8 @@ def elsewhere(hpk: None) -> Iterator[None]:
         cluster.stop()
     finally:
         slurmd("true")
-        cluster.up(is_quiet=True)
+        cluster.site_up(is_quiet=True)
+        cluster.start()
 
 
 @pytest.fixture
