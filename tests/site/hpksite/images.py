@@ -229,7 +229,7 @@ def _libraries(rootfs: pathlib.Path, program: str) -> list[str]:
     """Return what a program of the root file system is linked with, its loader included."""
     found = [path for pattern in ("lib64/ld-*.so.*", "lib/ld-*.so.*") for path in rootfs.glob(pattern)]
     loader = f"/{found[0].relative_to(rootfs)}"
-    argv = ["chroot", rootfs, loader, "--list", program]
+    argv = ["chroot", str(rootfs), loader, "--list", program]
     said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return [loader, *re.findall(r"=> (/\S+)", said)]
 
