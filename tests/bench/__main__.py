@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import cluster
-from tests.bench import overhead, startup
+from tests.bench import overhead, startup, streaming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,9 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "overhead-memory": overhead.memory,
     "overhead-io-scratch": overhead.scratch,
     "overhead-io-home": overhead.home,
+    "streaming-exec": streaming.exec_roundtrip,
+    "streaming-copy": streaming.copy,
+    "streaming-port-forward": streaming.port_forward,
 }
 
 
