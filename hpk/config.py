@@ -52,6 +52,8 @@ class Settings:
     gateway: Path | None = None
     """The gateway's Unix socket on this host; set by hpk.sbatch and the launcher."""
 
+    connect: str = "auto"
+    """How a host reaches the API server whose port is filtered: by ``srun``, by ``ssh``, or ``auto``, by either."""
     address: str = ""
     """The IPv4 address of this host that the other nodes can reach; by default found out."""
     network: str = "auto"
@@ -86,6 +88,10 @@ class Settings:
         """Where converted images are."""
         return self.images or self.state / "images"
 
+    def images_for(self, *, has_one_id: bool) -> Path:
+        """Where they are that were converted for users with subordinate ids, or for those without."""
+        return self.images_directory / "one-id" if has_one_id else self.images_directory
+
     @property
     def image_file(self) -> Path:
         """The program's own image."""
@@ -93,6 +99,7 @@ class Settings:
 
 
 NETWORKS = ("auto", "flannel", "overlay", "host")
+CONNECTIONS = ("auto", "srun", "ssh")
 
 
 def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
@@ -133,6 +140,8 @@ def _checked(values: dict[str, Any]) -> Settings:
     settings = Settings(**made)
     if settings.network not in NETWORKS:
         raise errors.Fatal(f"Cannot use network '{settings.network}' (known: {', '.join(NETWORKS)})")
+    if settings.connect not in CONNECTIONS:
+        raise errors.Fatal(f"Cannot connect by '{settings.connect}' (known: {', '.join(CONNECTIONS)})")
     for cidr in (settings.service_cidr, settings.pod_cidr):
         try:
             IPv4Network(cidr)

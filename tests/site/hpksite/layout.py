@@ -33,6 +33,8 @@ class Profile:
     accounting: slurmdbd with MariaDB, so that sacct answers.
     kubectl: on every host's PATH.
     strict: jobs must name account and time limit, one partition gives whole nodes, Slurm limits the rate of RPCs.
+    submit_limit: how many jobs alice may have, queued and running; 0 is no limit.
+    filtered: compute nodes take only Slurm's and ssh's connections from the login node, and do not reach the registry.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Profile:
     accounting: bool
     kubectl: bool
     strict: bool
+    submit_limit: int
+    filtered: bool
 
 
 PROFILES = {
@@ -53,6 +57,8 @@ PROFILES = {
         accounting=True,
         kubectl=True,
         strict=False,
+        submit_limit=0,
+        filtered=False,
     ),
     "bare": Profile(
         name="bare",
@@ -60,8 +66,10 @@ PROFILES = {
         subordinate_ids=False,
         flannel=False,
         accounting=False,
-        kubectl=True,
+        kubectl=False,
         strict=True,
+        submit_limit=5,
+        filtered=True,
     ),
 }
 
