@@ -9,7 +9,8 @@ help:
 	@echo 'make check                 format, lint, types, import contracts, unit tests (under a minute)'
 	@echo 'make cases [CASES=...] [PROFILE=bare]'
 	@echo '                           ../shared/cases, or the named files and folders, on the running cluster'
-	@echo 'make bench [BENCH=NAME]    measure; writes build/bench.json'
+	@echo 'make bench [BENCH=NAME] [PROFILE=bare]'
+	@echo '                           measure, all or what begins with a name; writes build/bench.json'
 	@echo 'make image                 build/hpk.sif'
 	@echo 'make clean                 stop the simulated cluster and remove what was built here; the cache stays'
 
@@ -23,10 +24,10 @@ check:
 	@scripts/check.sh
 
 cases:
-	@SITE_PROFILE=$(PROFILE) scripts/cases.sh $(CASES)
+	@SITE_PROFILE=$(or $(PROFILE),$(SITE_PROFILE)) scripts/cases.sh $(CASES)
 
 bench:
-	@scripts/bench.sh $(BENCH)
+	@SITE_PROFILE=$(or $(PROFILE),$(SITE_PROFILE)) scripts/bench.sh $(BENCH)
 
 image:
 	@scripts/build-image.sh

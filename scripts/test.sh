@@ -18,8 +18,8 @@ for those in 'cluster and not destructive' 'destructive'; do
   "$venv/bin/python" -m pytest --timeout 600 -m "$those" tests/site tests/e2e </dev/null || failed+=("pytest -m '$those'")
 done
 
-# The same program on a site that prepared nothing: the profile's own promises, pods, and the ways to them, 4 minutes.
+# The same program on a site that prepared nothing: the profile's own promises, pods, and the ways to them, 6 minutes.
 SITE_PROFILE=bare "$venv/bin/python" -m pytest --timeout 600 -m cluster tests/site/test_site_bare.py \
-  tests/e2e/test_bare.py </dev/null || failed+=("pytest with SITE_PROFILE=bare")
+  tests/e2e/test_bare.py tests/e2e/test_containment.py </dev/null || failed+=("pytest with SITE_PROFILE=bare")
 tests/site/site up || failed+=("site up")
 [ ${#failed[@]} = 0 ] || { printf 'test: failed: %s\n' "${failed[@]}" >&2; exit 1; }

@@ -73,12 +73,17 @@ def get(kind: str, name: str = "", *arguments: str) -> dict[str, Any]:
 def up(*, is_quiet: bool = False) -> None:
     """Have HPK running, of the image that this checkout builds."""
     _local("scripts/build-image.sh", is_quiet=is_quiet)
-    _local("tests/site/site", "up", is_quiet=is_quiet)
+    site_up(is_quiet=is_quiet)
     digest = fingerprint()
     if shell("cat ~/.hpk/installed 2>/dev/null; true").strip() != digest or not is_running():
         run(HPK, "down", code=None)
         install(digest)
         start()
+
+
+def site_up(*, is_quiet: bool = False) -> None:
+    """Start what does not run of the simulated cluster."""
+    _local("tests/site/site", "up", is_quiet=is_quiet)
 
 
 def fingerprint() -> str:

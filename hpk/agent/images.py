@@ -22,8 +22,8 @@ class Images:
         self._directory = directory
         self._source = source
         self._processes: dict[tuple[str, int], int] = {}
+        self._statuses: dict[tuple[str, int], int] = {}
         self._mounted: dict[tuple[str, int], str] = {}
-        os.makedirs(directory, mode=0o755, exist_ok=True)
 
     def start(self, file: str, *, offset: int) -> None:
         """Begin to mount an image; nothing happens if that was done before."""
@@ -31,11 +31,11 @@ class Images:
         if key in self._mounted:
             return
         target = os.path.join(self._directory, str(len(self._mounted)))
-        os.mkdir(target, 0o755)
-        self._mounted[key] = target
+        os.makedirs(target, mode=0o755)
         options = "allow_other,ro,nosuid,nodev" + (f",offset={offset}" if offset else "")
         argv = [SQUASHFUSE, "-o", options, os.path.join(self._source, file), target]
         self._processes[key] = processes.spawn(argv, blocked_signals=processes.STEADFAST)
+        self._mounted[key] = target
 
     def ready(self, file: str, *, offset: int) -> str:
         """The directory of an image that was started; waits the few milliseconds until it is mounted.
@@ -44,17 +44,25 @@ class Images:
             OSError: The file is no squashfs, or FUSE is not to be had; what the program said is in the job's output.
         """
         key = (file, offset)
-        process = self._processes.pop(key, None)
-        if process is not None and (status := processes.wait(process)) != 0:
+        if (status := self._status(key)) != 0:
             raise OSError(f"Cannot mount image {file}: squashfuse ended with {processes.exit_code(status)}")
         return self._mounted[key]
+
+    def settle(self) -> None:
+        """Wait for all that were started, before an event loop's reaper would collect their ends."""
+        for key in self._mounted:
+            self._status(key)
 
     def close(self) -> None:
         """Unmount everything."""
         for key, target in self._mounted.items():
-            process = self._processes.pop(key, None)
-            if process is None or processes.wait(process) == 0:
+            if self._status(key) == 0:
                 unmount_quietly(target)
+
+    def _status(self, key: tuple[str, int]) -> int:
+        if key not in self._statuses:
+            self._statuses[key] = processes.wait(self._processes.pop(key))
+        return self._statuses[key]
 
 
 def make_writable(lower: str, directory: str) -> str:

@@ -78,20 +78,30 @@ def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -
         return start
     try:
         claim.take(places.pod.claim, facts.job_id)
-        helper = namespaces.enter(plan)
-        box.prepare()
-        start.mark("sandbox")
-        box.make_volumes()
-        start.mark("volumes")
-        namespaces.attached(helper)
-        start.mark("network")
+        _prepare(start)
     except volumes.MountFailed as error:
         start.failure = "FailedMount", str(error)
-        return start
     except OSError as error:
         start.failure = "FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}"
-        return start
-    for container in first_containers(plan):
+    else:
+        _begin_containers(start)
+    box.images.settle()
+    return start
+
+
+def _prepare(start: Start) -> None:
+    helper = namespaces.enter(start.plan)
+    start.box.prepare()
+    start.mark("sandbox")
+    start.box.make_volumes()
+    start.mark("volumes")
+    namespaces.attached(helper)
+    start.mark("network")
+
+
+def _begin_containers(start: Start) -> None:
+    box = start.box
+    for container in first_containers(start.plan):
         try:
             start.begun[container["name"]] = runs.begin(box, container, 0)
         except (OSError, LookupError, ValueError, TypeError) as error:
@@ -101,7 +111,6 @@ def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -
         if not isinstance(run, Exception):
             start.begun[name] = _launched(box, run)
     start.mark("process")
-    return start
 
 
 def _launched(box: sandbox.Sandbox, run: runs.Run) -> runs.Run | Exception:

@@ -1,9 +1,10 @@
 """The pod's own namespaces, where Apptainer could not give them: a user namespace of one id, a network by pasta.
 
-Without subordinate ids a user namespace holds one id: root in it is the user who submitted the job.  A network
-namespace that such a root makes is empty; pasta, started before and still in the node's network, connects it: what
-the pod sends is received from a TUN device and sent on from ordinary sockets, so the node need not know the pod's
-address.  Nothing comes in: the pod's ports are its own.
+Without subordinate ids a user namespace holds one id: root in it is the user who submitted the job.  (With them
+Apptainer has mapped them all, and the agent is root there already.)  A network namespace that root makes is empty;
+pasta, started before and still in the node's network, connects it: what the pod sends is received from a TUN device
+and sent on from ordinary sockets, so the node need not know the pod's address.  Nothing comes in: the pod's ports are
+its own.
 
 The agent itself moves, so that nothing stands between it and the job's signals.
 """
@@ -40,7 +41,7 @@ def enter(plan: records.PodPlan) -> int:
     helper = 0
     if address and (helper := os.fork()) == 0:
         os.close(done)
-        _attach(pasta(address, process=os.getppid(), has_one_id=has_one_id), ready)
+        _attach(address, ready, has_one_id=has_one_id)
     user, group = os.getuid(), os.getgid()
     try:
         linux.unshare(flags)
@@ -63,17 +64,20 @@ def attached(helper: int) -> None:
         raise OSError(f"Cannot connect the pod's network: pasta ended with {processes.exit_code(status)}")
 
 
-def pasta(address: records.Address, *, process: int, has_one_id: bool) -> list[str]:
-    """The command that connects a process's network namespace: out by every port, in by none."""
+def pasta(address: records.Address, *, target: list[str]) -> list[str]:
+    """The command that connects a network namespace: out by every port, in by none.
+
+    Args:
+        address: The pod's.
+        target: What names the namespaces: a process, or options.
+    """
     argv = [PASTA, "--quiet", "--config-net", "--ipv4-only"]
     argv += ["--address", address["ip"], "--netmask", str(address["prefix_length"])]
     argv += ["--gateway", address["gateway"], "--dns-forward", address["gateway"]]
     argv.append("--no-map-gw")  # else the node's loopback, and what listens there, would be the pod's gateway
     for ports in ("--tcp-ports", "--udp-ports", "--tcp-ns", "--udp-ns"):
         argv += [ports, "none"]
-    if not has_one_id:
-        argv.append("--netns-only")  # the user namespace is the one that it is in
-    return [*argv, str(process)]
+    return [*argv, *target]
 
 
 def _map(user: int, group: int) -> None:
@@ -83,11 +87,19 @@ def _map(user: int, group: int) -> None:
             file.write(text)
 
 
-def _attach(argv: list[str], ready: int) -> NoReturn:
+def _attach(address: records.Address, ready: int, *, has_one_id: bool) -> NoReturn:
     """In the helper: become pasta as soon as there is a network to connect; never, if the agent failed."""
     try:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, processes.STEADFAST)
         if os.read(ready, 1):
+            agent = os.getppid()
+            target = [str(agent)]  # whose user namespace it joins, too
+            if not has_one_id:
+                # The user namespace is its own.  Before it opens anything pasta drops the capability to look at a
+                # process that has more of them, so we open the network for it; of what is open it keeps only 0 to 2.
+                os.dup2(os.open(f"/proc/{agent}/ns/net", os.O_RDONLY), 0)
+                target = ["--netns-only", "--no-netns-quit", "--netns", "/proc/self/fd/0"]
+            argv = pasta(address, target=target)
             os.execve(argv[0], argv, processes.ENVIRONMENT)  # noqa: S606 - no shell is the point
     finally:
         os._exit(127)

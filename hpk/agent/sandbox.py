@@ -66,8 +66,13 @@ class Sandbox:
         self.address = plan.get("address")
         self.pod_ip = self.address["ip"] if self.address else own_address()
         self.host_ip = facts.host_ip or ("" if self.owns_network else self.pod_ip)
-        self.images: images.Images
-        self.volumes: volumes.Volumes
+        self.images = images.Images(os.path.join(places.scratch, "images"), source=places.images)
+        self.volumes = volumes.Volumes(
+            scratch=os.path.join(places.scratch, "volumes"),
+            private=places.private,
+            host=places.host,
+            group=plan.get("fs_group"),
+        )
         self.oom_score = 0
 
     def prepare(self) -> None:
@@ -92,16 +97,9 @@ class Sandbox:
         )
         if self.has_one_id:
             self._mount_for_nested(private)
-        self.images = images.Images(os.path.join(self.places.scratch, "images"), source=self.places.images)
         for container in self.plan["containers"]:
             self.images.start(container["image_file"], offset=container["image_offset"])
         os.makedirs(os.path.join(self.places.scratch, "roots"), mode=0o755, exist_ok=True)
-        self.volumes = volumes.Volumes(
-            scratch=os.path.join(self.places.scratch, "volumes"),
-            private=private,
-            host=self.places.host,
-            group=self.plan.get("fs_group"),
-        )
         self._set_kernel()
         self._write_etc()
 

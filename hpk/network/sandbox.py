@@ -199,6 +199,5 @@ def missing_for_overlay(site: Mapping[str, Any]) -> list[str]:
         "Apptainer is not on PATH": bool(site.get("apptainer")),
         "users may not make namespaces (user.max_user_namespaces is 0)": bool(site.get("user_namespaces")),
         "/dev/net/tun is not there for users": bool(site.get("tun")),
-        "you have subordinate ids, with which it does not work yet": has_one_id(site),
     }
     return [text for text, is_there in tests.items() if not is_there]

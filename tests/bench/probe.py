@@ -35,20 +35,24 @@ PATIENCE_SECONDS = 60.0
 PODS = "/api/v1/namespaces/default/pods"
 
 
+def access() -> tuple[str, ssl.SSLContext]:
+    """Where the API server is, and as whom the user speaks to it."""
+    document = yaml.safe_load(Path(os.environ.get("KUBECONFIG", Path.home() / ".kube/config")).read_text())
+    cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
+    context = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
+    with tempfile.NamedTemporaryFile("wb") as file:
+        file.write(base64.b64decode(user["client-certificate-data"]))
+        file.write(base64.b64decode(user["client-key-data"]))
+        file.flush()
+        context.load_cert_chain(file.name)
+    return cluster["server"], context
+
+
 class Client:
     """The API server by one kept connection, as the user of the kubeconfig."""
 
     def __init__(self) -> None:
-        document = yaml.safe_load(Path(os.environ.get("KUBECONFIG", Path.home() / ".kube/config")).read_text())
-        cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
-        self._url = cluster["server"]
-        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-        context = ssl.create_default_context(cadata=authority)
-        with tempfile.NamedTemporaryFile("wb") as file:
-            file.write(base64.b64decode(user["client-certificate-data"]))
-            file.write(base64.b64decode(user["client-key-data"]))
-            file.flush()
-            context.load_cert_chain(file.name)
+        self._url, context = access()
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:

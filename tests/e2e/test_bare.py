@@ -37,6 +37,12 @@ server.accept()
 """
 
 
+SECOND = """
+          initContainers:
+          - {name: first, image: "${REGISTRY}/busybox:1", command: ["true"], securityContext: {runAsUser: 7}}
+"""
+
+
 def pod(name: str, script: str, *, context: str = "{}", image: str = "busybox:1", more: str = "") -> str:
     """A manifest of one container that runs a line of shell."""
     return f"""
@@ -60,7 +66,7 @@ def pod(name: str, script: str, *, context: str = "{}", image: str = "busybox:1"
 def said(space: Namespace, name: str) -> str:
     """What a pod that succeeded has written."""
     until(lambda: space.phase(name) in {"Succeeded", "Failed"})
-    text = space.kubectl("logs", name)
+    text = space.kubectl("logs", name, "-c", "c")
     assert space.phase(name) == "Succeeded", text
     return text
 
@@ -105,9 +111,17 @@ def test_the_image_s_user_and_the_pod_s_are_honoured(space: Namespace) -> None:
 
 
 def test_what_needs_several_ids_is_refused_by_name(space: Namespace) -> None:
-    """Whoever creates the pod is told what it would take."""
-    with pytest.raises(cluster.Failed, match=r"fsGroup 5.*/etc/subuid"):
-        space.apply(pod("group", "true", context="{fsGroup: 5}"))
+    """Whoever creates the pod is told what it would take, and there is no pod; one number for all is no problem."""
+    for context, words in {
+        "{fsGroup: 5}": "fsGroup 5",
+        "{supplementalGroups: [7]}": "supplementalGroups 7",
+        "{runAsUser: 1000}": "runAsUser 7 and 1000 in one pod",
+    }.items():
+        with pytest.raises(cluster.Failed, match=rf"denied the request: .*{words}.*/etc/subuid"):
+            space.apply(pod("several", "true", context=context, more=SECOND))
+    assert not space.get("pod", "several")
+    space.apply(pod("one", "id -u", context="{runAsUser: 7}", more=SECOND))
+    assert said(space, "one") == "7\n"
 
 
 def test_exec_probes_run_as_the_container_s_user(space: Namespace) -> None:

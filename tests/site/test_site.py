@@ -339,6 +339,15 @@ def test_python_image_runs() -> None:
     assert client.out("c1", *command, "sh", "-c", f'python3 -c "{code}"') == "fine"
 
 
+def test_benchmarks_are_the_hosts_own_files() -> None:
+    """A comparison of a pod with a plain job compares nothing else; and they run in the image."""
+    pull("c1", "bench:1", to="/scratch/test-bench.sif")
+    look = "sha256sum /usr/bin/sysbench /usr/bin/fio /usr/bin/socat /usr/local/bin/stream"
+    command = ["apptainer", "-q", "exec", "--containall", "/scratch/test-bench.sif", "sh", "-c"]
+    assert client.out("c1", *command, look) == client.out("c1", "sh", "-c", look)
+    client.out("c1", *command, "sysbench --version && fio --version && stream 0 1")
+
+
 def test_layers_image_is_a_hard_one() -> None:
     """Whiteouts, opaque folders, replaced files and hard links come out as README.md says."""
     pull("c1", "layers:1", to="/scratch/test-layers.sif")

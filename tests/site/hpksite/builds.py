@@ -9,7 +9,7 @@ import shutil
 from . import images, layout, paths, sh
 
 # What this needs of the machine itself; the Apptainer build looks after its own.
-MACHINE_PACKAGES = ("mmdebstrap", "debian-archive-keyring", "iproute2", "procps", "util-linux")
+MACHINE_PACKAGES = ("mmdebstrap", "debian-archive-keyring", "iproute2", "procps", "util-linux", "gcc", "libc6-dev")
 PROGRAMS = ("etcd", "flanneld", "kubectl", "agnhost")
 MMDEBSTRAP = (
     "--variant=apt", "--mode=root", "--quiet",
@@ -26,13 +26,15 @@ class Built:
     rootfs: pathlib.Path
     apptainer: pathlib.Path
     programs: pathlib.Path
+    stream: pathlib.Path
     images: pathlib.Path
     sharedfs: pathlib.Path
 
     def fingerprint(self) -> str:
         """Return a text that changes when any part does."""
         programs = [(name, _identity(self.programs / name)) for name in PROGRAMS]
-        return json.dumps([str(self.rootfs), str(self.apptainer), str(self.images), str(self.sharedfs), programs])
+        made = [self.rootfs, self.apptainer, self.stream, self.images, self.sharedfs]
+        return json.dumps([*map(str, made), programs])
 
 
 def ensure() -> Built:
@@ -44,8 +46,9 @@ def ensure() -> Built:
     apptainer = pathlib.Path(_apptainer())
     programs = folder / "programs"
     sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *PROGRAMS)
-    registry = _images(folder, rootfs=rootfs, agnhost=programs / "agnhost")
-    return Built(rootfs, apptainer, programs, registry, _sharedfs(folder))
+    stream = _stream(folder)
+    made = _images(folder, rootfs=rootfs, agnhost=programs / "agnhost", stream=stream)
+    return Built(rootfs, apptainer, programs, stream, made, _sharedfs(folder))
 
 
 def _install_missing() -> None:
@@ -93,13 +96,24 @@ def _apptainer() -> str:
     return expected
 
 
-def _images(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path) -> pathlib.Path:
+def _stream(folder: pathlib.Path) -> pathlib.Path:
+    """Return the benchmark of memory, static: the same program on a host and in any image."""
+    source = pathlib.Path(paths.TREE, "tests/bench/stream.c")
+    target = folder / f"stream-{_hash(source.read_text())}"
+    if not target.exists():
+        building = target.with_suffix(".building")
+        sh.out("gcc", "-O2", "-static", "-o", str(building), str(source))
+        building.rename(target)
+    return target
+
+
+def _images(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path, stream: pathlib.Path) -> pathlib.Path:
     source = pathlib.Path(images.__file__).read_text()
-    target = folder / f"images-{_hash(source, rootfs.name, _identity(agnhost))}"
+    target = folder / f"images-{_hash(source, rootfs.name, _identity(agnhost), stream.name)}"
     if not target.is_dir():
         sh.say("making the registry's images")
         building = _emptied(folder / "images.building")
-        images.build(building, rootfs=rootfs, agnhost=agnhost)
+        images.build(building, rootfs=rootfs, agnhost=agnhost, stream=stream)
         building.rename(target)
     return target
 

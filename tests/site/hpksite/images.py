@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import pathlib
+import re
 import subprocess
 import tarfile
 from typing import Any
@@ -28,6 +29,8 @@ PYTHON_PACKAGES = (
     "libsqlite3-0", "libuuid1", "libzstd1", "libreadline8t64", "libtinfo6", "libncursesw6", "libselinux1",
     "libpcre2-8-0", "libacl1", "libattr1", "libgmp10", "libcap2", "media-types", "netbase",
 )  # fmt: skip
+STREAM = "/usr/local/bin/stream"
+BENCHMARKS = ("/usr/bin/sysbench", "/usr/bin/fio", "/usr/bin/socat")
 LEFT_OUT = ("/usr/share/doc", "/usr/share/man", "/usr/share/lintian", "/usr/share/bug")
 
 
@@ -164,14 +167,15 @@ class Layout:
         return {"mediaType": media, "digest": digest, "size": len(data)}
 
 
-def build(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path) -> None:
-    """Write all images into a new layout, from the hosts' root file system and the built agnhost."""
+def build(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path, stream: pathlib.Path) -> None:
+    """Write all images into a new layout, from the hosts' root file system and what was built."""
     layout = Layout(folder)
     layout.add("busybox:1", busybox(rootfs))
     layout.add("agnhost:2", agnhost_image(agnhost))
     layout.add("alias/busybox:1", agnhost_image(agnhost))
     layout.add("python:3", python(rootfs))
     layout.add("layers:1", layers(rootfs))
+    layout.add("bench:1", bench(rootfs, stream=stream))
     layout.add_index("multi:1", [_foreign(), busybox(rootfs)])
     layout.finish()
 
@@ -209,6 +213,25 @@ def python(rootfs: pathlib.Path) -> Image:
         layer.copy(rootfs, path)
     layer.link("/usr/bin/python", "python3")
     return Image(layers=(layer.finished(),), config={"Env": [PATH, "LANG=C.UTF-8"], "Cmd": ["python3"]})
+
+
+def bench(rootfs: pathlib.Path, *, stream: pathlib.Path) -> Image:
+    """Return busybox and the benchmarks that the hosts have, at the same paths: the very same files."""
+    layer = Layer()
+    layer.file(STREAM, stream.read_bytes(), mode=0o755)
+    for program in BENCHMARKS:
+        for path in (program, *_libraries(rootfs, program)):
+            layer.file(path, (rootfs / path.lstrip("/")).read_bytes(), mode=0o755)
+    return Image(layers=(_busybox_layer(rootfs), layer.finished()), config={"Env": [PATH], "Cmd": ["sh"]})
+
+
+def _libraries(rootfs: pathlib.Path, program: str) -> list[str]:
+    """Return what a program of the root file system is linked with, its loader included."""
+    found = [path for pattern in ("lib64/ld-*.so.*", "lib/ld-*.so.*") for path in rootfs.glob(pattern)]
+    loader = f"/{found[0].relative_to(rootfs)}"
+    argv = ["chroot", str(rootfs), loader, "--list", program]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return [loader, *re.findall(r"=> (/\S+)", said)]
 
 
 def layers(rootfs: pathlib.Path) -> Image:

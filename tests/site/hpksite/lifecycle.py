@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from . import builds, config, hosts, layout, members, network, paths, run, sh, units
+from . import builds, config, hosts, images, layout, members, network, paths, run, sh, units
 
 SETTLE_SECONDS = 120  # a quiet machine needs three
 
@@ -161,16 +161,18 @@ def _prepare(built: builds.Built) -> None:
         home.mkdir(exist_ok=True)
         home.chmod(0o700)
         os.chown(home, user.uid, user.uid)
-    # kubectl is for the users, the rest for the site itself
-    programs = {"kubectl": "usr/local/bin", "etcd": config.PROGRAMS, "flanneld": config.PROGRAMS}
-    sources = {name: built.programs / name for name in programs} | {"sharedfs": built.sharedfs}
-    for name, source in sources.items():
-        target = pathlib.Path(f"{paths.PROGRAMS}/{programs.get(name, config.PROGRAMS)}/{name}")
+    for source, path in (
+        (built.programs / "kubectl", "usr/local/bin/kubectl"),
+        (built.stream, images.STREAM.lstrip("/")),
+        (built.sharedfs, f"{config.PROGRAMS}/sharedfs"),
+        *((built.programs / name, f"{config.PROGRAMS}/{name}") for name in ("etcd", "flanneld")),  # not for users
+    ):
+        target = pathlib.Path(f"{paths.PROGRAMS}/{path}")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
-    images = pathlib.Path(paths.IMAGES)  # `status` needs the index, also after the cache has been emptied
-    images.mkdir(parents=True)
-    shutil.copy2(built.images / "index.json", images)
+    served = pathlib.Path(paths.IMAGES)  # `status` needs the index, also after the cache has been emptied
+    served.mkdir(parents=True)
+    shutil.copy2(built.images / "index.json", served)
     network.up()
 
 
