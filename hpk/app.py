@@ -258,7 +258,7 @@ class Kubelet:
         self._reporter = report.Reporter(kube)
         self._has_one_id = sandbox.has_one_id(site)
         self._store = store.ImageStore(
-            settings.images_directory / "one-id" if self._has_one_id else settings.images_directory,
+            settings.images_for(has_one_id=self._has_one_id),
             insecure=settings.insecure_registries,
             has_one_owner=self._has_one_id,
         )

@@ -56,6 +56,8 @@ class Settings:
     gateway: Path | None = None
     """The gateway's Unix socket on this host; set by hpk.sbatch and the launcher."""
 
+    connect: str = "auto"
+    """How a host reaches the API server whose port is filtered: by ``srun``, by ``ssh``, or ``auto``, by either."""
     address: str = ""
     """The IPv4 address of this host that the other nodes can reach; by default found out."""
     network: str = "auto"
@@ -90,6 +92,10 @@ class Settings:
         """Where converted images are."""
         return self.images or self.state / "images"
 
+    def images_for(self, *, has_one_id: bool) -> Path:
+        """Where they are that were converted for users with subordinate ids, or for those without."""
+        return self.images_directory / "one-id" if has_one_id else self.images_directory
+
     @property
     def image_file(self) -> Path:
         """The program's own image."""
@@ -98,6 +104,7 @@ class Settings:
 
 ETCD_PLACES = ("auto", "shared", "node")
 NETWORKS = ("auto", "flannel", "overlay", "host")
+CONNECTIONS = ("auto", "srun", "ssh")
 
 
 def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
@@ -140,6 +147,8 @@ def _checked(values: dict[str, Any]) -> Settings:
         raise errors.Fatal(f"Cannot use network '{settings.network}' (known: {', '.join(NETWORKS)})")
     if settings.etcd not in ETCD_PLACES:
         raise errors.Fatal(f"Cannot use etcd '{settings.etcd}' (known: {', '.join(ETCD_PLACES)})")
+    if settings.connect not in CONNECTIONS:
+        raise errors.Fatal(f"Cannot connect by '{settings.connect}' (known: {', '.join(CONNECTIONS)})")
     for cidr in (settings.service_cidr, settings.pod_cidr):
         try:
             IPv4Network(cidr)

@@ -91,6 +91,33 @@ def remove(*, out_of: Path | None = None) -> bool:
     return True
 
 
+def point(server: str, *, into: Path | None = None) -> bool:
+    """Have the context lead to this URL.
+
+    Returns:
+        Whether the file has the context.
+
+    Raises:
+        errors.Conflict: Somebody holds the file's lock for long.
+        errors.Fatal: The file is no kubeconfig, or cannot be written.
+    """
+    file = into or path()
+    if not file.exists():
+        return False
+    with _edited(file) as config:
+        ours = [entry for entry in config.get("clusters") or [] if entry.get("name") == NAME]
+        for entry in ours:
+            entry["cluster"]["server"] = server
+    return bool(ours)
+
+
+def current(file: Path | None = None) -> tuple[str, str]:
+    """The name of the file's current context, and the URL to which ours leads; each empty if there is none."""
+    config = _read(file or path())
+    urls = [(e.get("cluster") or {}).get("server") for e in config.get("clusters") or [] if e.get("name") == NAME]
+    return str(config.get("current-context") or ""), str(urls[0] if urls else "")
+
+
 def _previous(config: dict[str, Any]) -> str:
     """The context that our own one remembers."""
     for entry in config.get("contexts") or []:

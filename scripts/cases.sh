@@ -3,24 +3,27 @@
 #
 #   scripts/cases.sh [FILE_OR_FOLDER ...]    ../shared/cases if none is named
 #
-# Uses the cluster that runs; starts one if none does, or another profile's where SITE_PROFILE names one.  HAVE names what this cluster can do (the runner skips
-# cases that need more), JOBS how many cases run at a time.
+# Uses the cluster that runs; starts one if none does, or another profile's where SITE_PROFILE names one.  HAVE names
+# what this cluster can do (the runner skips cases that need more), JOBS how many cases run at a time: one where the
+# site takes few jobs, as profile bare does, whose login node has no kubectl either but for `hpk kubectl`.
 set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
 root=$PWD
 HAVE=${HAVE-gpu,memory-limits,image-alias}
-JOBS=${JOBS:-4}
 runner=$root/../shared/cases/run
 [ $# != 0 ] || set -- "$root/../shared/cases"
 [ -e "$runner" ] || { echo "cases: there is no runner at $runner" >&2; exit 2; }
 
 as_alice() { tests/site/site run --user alice ctl -- "$@"; }
-is_ready() { as_alice kubectl --request-timeout=3s get node hpk </dev/null 2>/dev/null | grep -qw Ready; }
+is_ready() { as_alice "${kubectl[@]}" --request-timeout=3s get node hpk </dev/null 2>/dev/null | grep -qw Ready; }
 
-is_profile() { [ -z "${SITE_PROFILE:-}" ] || tests/site/site status | grep -q "^profile $SITE_PROFILE:"; }
+runs=$(tests/site/site status | sed -n 's/^profile \([a-z]*\):.*/\1/p')
+export SITE_PROFILE=${SITE_PROFILE:-${runs:-flannel}}
+kubectl=(kubectl) jobs=4
+[ "$SITE_PROFILE" != bare ] || { kubectl=(/home/alice/.local/bin/hpk kubectl) jobs=1; }
 
-{ is_profile && is_ready; } || python3 tests/cluster.py up >&2
+{ [ "$runs" = "$SITE_PROFILE" ] && is_ready; } || python3 tests/cluster.py up >&2
 
 staged=$(mktemp -d)
 remote=cases-$$
@@ -31,4 +34,5 @@ for case in "$@"; do
 done
 cp "$runner" "$staged/run"
 tar -c -C "$staged" . | as_alice sh -c "mkdir -p $remote && tar -x -C $remote"
-as_alice python3 "$remote/run" --have "$HAVE" --jobs "$JOBS" "$remote" </dev/null
+printf '#!/bin/sh\nexec %s "$@"\n' "${kubectl[*]}" | as_alice sh -c "cat >$remote/kubectl && chmod +x $remote/kubectl"
+as_alice python3 "$remote/run" --kubectl "/home/alice/$remote/kubectl" --have "$HAVE" --jobs "${JOBS:-$jobs}" "$remote" </dev/null

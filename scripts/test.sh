@@ -18,7 +18,7 @@ for those in 'cluster and not destructive' 'destructive'; do
   "$venv/bin/python" -m pytest --timeout 600 -m "$those" tests/site tests/e2e </dev/null || failed+=("pytest -m '$those'")
 done
 
-# The same program on a site that prepared nothing: the profile's own promises and a handful of pods, 2 minutes.
+# The same program on a site that prepared nothing: the profile's own promises, pods, and the ways to them, 4 minutes.
 SITE_PROFILE=bare "$venv/bin/python" -m pytest --timeout 600 -m cluster tests/site/test_site_bare.py \
   tests/e2e/test_bare.py </dev/null || failed+=("pytest with SITE_PROFILE=bare")
 tests/site/site up || failed+=("site up")

@@ -28,6 +28,9 @@ SETTINGS = f'insecure_registries = ["{REGISTRY}", "{HOST}:5900", "{HOST}:5901"]\
 # A site of profile `bare` wants every job's account and time; pods inherit the account.
 STRICT = os.environ.get("SITE_PROFILE") == "bare"
 STRICT_SETTINGS = SETTINGS + 'flags = "--time=30"\n'
+# It has no kubectl and filters ports, and only its login node reaches the registry.
+KUBECTL = (HPK, "kubectl") if STRICT else ("kubectl",)
+PULLED = ("busybox:1", "agnhost:2", "python:3", "layers:1", "alias/busybox:1", "multi:1")
 ACCOUNT = "s/^##SBATCH --account=.*/#SBATCH --account=research/"
 
 
@@ -58,7 +61,7 @@ def shell(text: str, **options: Any) -> str:
 
 def kubectl(*arguments: str, stdin: bytes = b"", code: int | None = 0, seconds: float = 120) -> str:
     """Kubectl as the user; its output."""
-    return run("kubectl", *arguments, stdin=stdin, code=code, seconds=seconds).stdout.decode(errors="replace")
+    return run(*KUBECTL, *arguments, stdin=stdin, code=code, seconds=seconds).stdout.decode(errors="replace")
 
 
 def get(kind: str, name: str = "", *arguments: str) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def fingerprint() -> str:
 def is_running() -> bool:
     """Whether the node is Ready."""
     jsonpath = '{.status.conditions[?(@.type=="Ready")].status}'
-    done = run("kubectl", "get", "node", "hpk", "-o", f"jsonpath={jsonpath}", "--request-timeout=3s", code=None)
+    done = run(*KUBECTL, "get", "node", "hpk", "-o", f"jsonpath={jsonpath}", "--request-timeout=3s", code=None)
     return done.stdout == b"True"
 
 
@@ -103,6 +106,7 @@ def install(digest: str = "") -> None:
     )
     if STRICT:
         run("sed", "-i", ACCOUNT, "hpk.sbatch")
+        run(HPK, "pull", *(f"{REGISTRY}/{name}" for name in PULLED), seconds=300)
 
 
 def start() -> None:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
+from hpk.cli import reach
 
 if TYPE_CHECKING:
     from hpk import config
+    from hpk.slurm import client as slurm_client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,13 +18,15 @@ class Look:
     """What was seen.
 
     Attributes:
-        url: Of the API server; empty if there is no kubeconfig yet.
+        url: Of the API server, as this host reaches it; empty if it does not.
+        tunnel: How, if not straight.
         problem: Why nothing was seen; empty if something was.
         message: The node's own word where it is not Ready.
         phases: How many pods are in each phase.
     """
 
     url: str = ""
+    tunnel: str = ""
     problem: str = ""
     is_ready: bool = False
     message: str = ""
@@ -30,21 +34,23 @@ class Look:
     phases: dict[str, int] | None = None
 
 
-async def look(settings: config.Settings, *, has_pods: bool = False) -> Look:
+async def look(settings: config.Settings, slurm: slurm_client.Slurm, *, has_pods: bool = False) -> Look:
     """Ask once; whatever fails is in the answer."""
     from hpk.kube import client  # noqa: PLC0415 - a third of a second, which only those who look should pay
 
-    url = ""
+    url, tunnel = "", ""
     try:
-        async with await client.Kube.from_kubeconfig(settings.directory.kubeconfig) as kube:
-            url = kube.url
+        way = await reach.find(settings, slurm)
+        url, tunnel = way.server, way.by and str(way)
+        async with await client.Kube.from_kubeconfig(settings.directory.kubeconfig, server=url) as kube:
             node = await kube.get(f"/api/v1/nodes/{settings.node_name}")
             pods = await kube.get("/api/v1/pods") if has_pods else {}
     except errors.HpkError as error:
-        return Look(url=url, problem=str(error))
+        return Look(url=url, tunnel=tunnel, problem=str(error))
     ready = _condition(node, "Ready")
     return Look(
         url=url,
+        tunnel=tunnel,
         is_ready=ready.get("status") == "True",
         message=str(ready.get("message") or ""),
         capacity=node.get("status", {}).get("capacity") or {},

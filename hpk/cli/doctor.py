@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -15,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors, jobdir
-from hpk.cli import findings, host
+from hpk.cli import findings, host, reach, up
 from hpk.network import sandbox
 from hpk.slurm import gateway, probe
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hpk import config
     from hpk.slurm import client, model
 
@@ -28,6 +32,8 @@ FIRST_QUESTION_SECONDS = 2.0
 LAST_QUESTION_SECONDS = 15.0
 ANSWER_SECONDS = 5.0
 """How long a shared file system may take to show a file of another host, after the job's end."""
+ACCOUNT = re.compile(r"^#SBATCH\s+(?:--account[=\s]\s*|-A\s*)(\S+)", re.MULTILINE)
+DOCKER_HUB = "registry-1.docker.io:443"
 OPTIONS = ("--time=5", "--ntasks=1", "--cpus-per-task=1", "--mem=512M", "--job-name=hpk-doctor", "--no-requeue")
 INSIDE = """
 import ctypes, json, os, sys
@@ -86,18 +92,23 @@ async def _examine(
     site = await slurm.site(apptainer=settings.apptainer)
     shared = await asyncio.to_thread(probe.shared, str(directory))
     facts = {"site": site, "shared": shared, "routes": probe.routes()}
+    wanted = registries(settings)
+    missed = await asyncio.to_thread(probe.unreachable, wanted)
+    reached = tuple(name for name in wanted if name not in missed)
     found = findings.login(findings.Place(where=f"login host {site['hostname']}", facts=facts), settings)
     prepare(settings, site, directory)
     probes: list[Probe] = []
+    partitions = collections.deque(await slurm.known_partitions())
+    watch = Watch(slurm, site=site, reached=reached, wait_seconds=wait_seconds)
+    seen = 0
     try:
-        for partition in await slurm.known_partitions():
-            try:
-                probes.append(await _submit(settings, slurm, directory=directory, partition=partition))
-            except (errors.JobRefused, errors.SlurmUnavailable) as error:
-                found.append(findings.refused(f"partition {partition}", str(error)))
-        watch = Watch(slurm, deadline=time.monotonic() + wait_seconds, wait_seconds=wait_seconds)
-        for one in probes:
-            found += await watch.result(one, settings=settings, architecture=str(site["architecture"]))
+        while partitions or seen < len(probes):
+            probes += await _submit_many(
+                settings, slurm, partitions, directory=directory, found=found, has_others=seen < len(probes)
+            )
+            if seen < len(probes):
+                found += await watch.result(probes[seen], settings=settings)
+                seen += 1
     finally:
         left = [one.job_id for one in probes if not one.answer.exists()]
         with contextlib.suppress(errors.SlurmUnavailable):
@@ -115,7 +126,14 @@ def prepare(settings: config.Settings, site: Any, directory: Path) -> None:
     network = "host" if settings.network != "flannel" and sandbox.missing_for_flannel(site) else "flannel"
     network = "host" if settings.network == "host" else network
     request = {"apptainer": settings.apptainer, "sandbox": inside(settings, network, directory)}
-    jobdir.write_json(str(directory / "request.json"), request | {"shared": str(directory)})
+    wanted = {"shared": str(directory), "registries": registries(settings)}
+    jobdir.write_json(str(directory / "request.json"), request | wanted)
+
+
+def registries(settings: config.Settings) -> list[str]:
+    """HOST:PORT of the registries that are known to be wanted."""
+    plain = [name if ":" in name else f"{name}:80" for name in settings.insecure_registries]
+    return [DOCKER_HUB, *plain]
 
 
 def inside(settings: config.Settings, network: str, directory: Path) -> list[str]:
@@ -144,32 +162,69 @@ exit 1
 """
 
 
+async def _submit_many(
+    settings: config.Settings,
+    slurm: client.Slurm,
+    partitions: collections.deque[str],
+    *,
+    directory: Path,
+    found: list[findings.Finding],
+    has_others: bool,
+) -> list[Probe]:
+    """Submit a probe for each partition in turn, until Slurm takes no more for now; what it refuses is found."""
+    made: list[Probe] = []
+    while partitions:
+        try:
+            made.append(await _submit(settings, slurm, directory=directory, partition=partitions[0]))
+        except (errors.JobRefused, errors.SlurmUnavailable) as error:
+            if isinstance(error, errors.SlurmUnavailable) and (made or has_others):
+                break  # a limit may leave room when another probe has ended
+            found.append(findings.refused(f"partition {partitions[0]}", str(error)))
+        partitions.popleft()
+    return made
+
+
 async def _submit(settings: config.Settings, slurm: client.Slurm, *, directory: Path, partition: str) -> Probe:
     answer = directory / f"{partition}.json"
     output = f"--output={answer.with_suffix('.out')}"
-    options = [*OPTIONS, *shlex.split(settings.flags), output, f"--partition={partition}"]
+    options = [*OPTIONS, *account(settings), *shlex.split(settings.flags), output, f"--partition={partition}"]
     submitted_at = time.time()
     job_id = await slurm.submit(script(settings, directory, answer), directory=directory, options=options)
     return Probe(partition=partition, job_id=job_id, answer=answer, submitted_at=submitted_at)
 
 
+def account(settings: config.Settings) -> list[str]:
+    """The option that names the account of pods whose flags name none: the control plane's, as hpk.sbatch has it."""
+    try:
+        text = up.read(None)
+    except errors.Fatal:
+        text = ""
+    found = [settings.account] if settings.account else ACCOUNT.findall(text)
+    return [f"--account={name}" for name in found[-1:]]
+
+
 class Watch:
     """Waits for the probes' answers; asks Slurm seldom, the file system often."""
 
-    def __init__(self, slurm: client.Slurm, *, deadline: float, wait_seconds: float) -> None:
+    def __init__(
+        self, slurm: client.Slurm, *, site: Mapping[str, Any], reached: tuple[str, ...], wait_seconds: float
+    ) -> None:
         self._slurm = slurm
-        self._deadline = deadline
+        self._site = site
+        self._reached = reached
+        self._deadline = time.monotonic() + wait_seconds
         self._wait_seconds = wait_seconds
+        self._is_filtered = False
         self._pause = FIRST_QUESTION_SECONDS
         self._ask_at = time.monotonic() + self._pause
         self._jobs: dict[str, model.Job] = {}
 
-    async def result(self, one: Probe, *, settings: config.Settings, architecture: str) -> list[findings.Finding]:
+    async def result(self, one: Probe, *, settings: config.Settings) -> list[findings.Finding]:
         """What a probe found, or why it found nothing."""
         over_at: float | None = None
         while True:
             if one.answer.exists():
-                return self._read(one, settings=settings, architecture=architecture)
+                return await self._read(one, settings=settings)
             job = self._jobs.get(one.job_id)
             if job is not None and job.state.is_over:
                 over_at = over_at or time.monotonic()
@@ -182,13 +237,24 @@ class Watch:
                 await self._ask()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _read(self, one: Probe, *, settings: config.Settings, architecture: str) -> list[findings.Finding]:
+    async def _read(self, one: Probe, *, settings: config.Settings) -> list[findings.Finding]:
         facts = jobdir.read_json(str(one.answer))
         # Only what is certain: it answered after it was submitted, and before the answer was seen.
         skew = min(0.0, facts["now"] - one.submitted_at) or max(0.0, facts["now"] - time.time())
         where = f"{one.where} ({facts['site']['hostname']})"
-        place = findings.Place(where=where, facts=facts, skew_seconds=skew, architecture=architecture)
-        return findings.compute(place, settings)
+        place = findings.Place(
+            where=where,
+            facts=facts,
+            skew_seconds=skew,
+            reached=self._reached,
+            architecture=str(self._site["architecture"]),
+        )
+        found = findings.compute(place, settings)
+        is_elsewhere = facts["site"]["hostname"] != self._site["hostname"]
+        if not self._is_filtered and is_elsewhere and await reach.is_filtered(facts["site"]["hostname"]):
+            self._is_filtered = True  # said once
+            found.append(findings.filtered(where))
+        return found
 
     async def _ask(self) -> None:
         with contextlib.suppress(errors.SlurmUnavailable):

@@ -54,19 +54,21 @@ class Place:
     Attributes:
         where: In a user's words.
         facts: As :mod:`hpk.slurm.probe` answers; what is missing was not looked at.
+        reached: Registries, as HOST:PORT, to which the login host can connect.
         skew_seconds: How far its clock is provably from the login host's; positive is ahead.
         architecture: Of the login host, for which hpk.sif and the images are made.
     """
 
     where: str
     facts: Mapping[str, Any]
+    reached: tuple[str, ...] = ()
     skew_seconds: float = 0.0
     architecture: str = ""
 
 
 def login(place: Place, settings: config.Settings) -> list[Finding]:
     """Of the host where commands are typed: pods need nothing of it but the shared file system."""
-    return _found(place, _slurm(place), _apptainer(place), _shared(place), _routes(place, settings))
+    return _found(place, _slurm(place), _apptainer(place), _kubectl(place), _shared(place), _routes(place, settings))
 
 
 def compute(place: Place, settings: config.Settings) -> list[Finding]:
@@ -75,6 +77,7 @@ def compute(place: Place, settings: config.Settings) -> list[Finding]:
         place,
         *(rule(place) for rule in (_apptainer, _architecture, _sandbox, _namespaces, _devices, _ids)),
         _network(place, settings),
+        _registries(place),
         *(rule(place) for rule in (_scratch, _clock, _shared)),
         _routes(place, settings),
     )
@@ -98,6 +101,13 @@ def silent(where: str, state: str, output: str) -> Finding:
     what = f"the probe's job ended as {state} and said: {output or 'nothing'}"
     how = "set HPK_PRELUDE if it lacks a program; else show this to your site"
     return Finding(level="error", where=where, what=what, why=_NO_PODS, who="you", how=how)
+
+
+def filtered(where: str) -> Finding:
+    """The login host cannot connect to the hosts of a partition."""
+    what, why = "the login host does not reach its hosts' ports", "kubectl needs a tunnel"
+    how = "nothing for 'hpk kubectl', which has one by itself; 'hpk connect' for other programs"
+    return Finding(level="note", where=where, what=what, why=why, who="you", how=how)
 
 
 _NO_PODS = "no pod can run there"
@@ -139,6 +149,20 @@ def _apptainer(place: Place) -> Iterator[Finding]:
         what, why = f"Apptainer {apptainer['version']}", "HPK needs 1.2 or newer"
         how = "install a newer Apptainer"
         yield Finding(level="error", where=place.where, what=what, why=why, who="your site", how=how)
+
+
+def _kubectl(place: Place) -> Iterator[Finding]:
+    if not place.facts["site"].get("kubectl", True):
+        what, why = "there is no kubectl on PATH", "it is the way to talk to the cluster"
+        yield Finding(level="note", where=place.where, what=what, why=why, who="you", how="hpk kubectl is the same")
+
+
+def _registries(place: Place) -> Iterator[Finding]:
+    for name, problem in (place.facts.get("unreachable") or {}).items():
+        if name in place.reached:
+            what, why = f"no connection to the registry {name}: {problem}", "images are pulled where HPK's own job runs"
+            how = "hpk pull IMAGE on the login host, before a pod asks for it; or 'image: /PATH/OF/FILE.sif'"
+            yield Finding(level="note", where=place.where, what=what, why=why, who="you", how=how)
 
 
 def _architecture(place: Place) -> Iterator[Finding]:
@@ -205,7 +229,9 @@ def _network(place: Place, settings: config.Settings) -> Iterator[Finding]:
         what, why = f"no pod network: {'; '.join(missing)}", "HPK_NETWORK=flannel asks for it"
         yield Finding(level="error", where=place.where, what=what, why=why, who="you", how="HPK_NETWORK=host")
         return
-    what, why = f"no pod network: {'; '.join(missing)}", "pods share their node's network"
+    is_shared = bool(sandbox.missing_for_overlay(place.facts["site"]))
+    why = "pods share their node's network" if is_shared else "pods have a way out, and nobody reaches them"
+    what = f"no pod network: {'; '.join(missing)}"
     how = "see docs/site-network.md"
     yield Finding(level="note", where=place.where, what=what, why=why, who="your site", how=how)
 

@@ -1,25 +1,54 @@
-"""``hpk kubectl``: the kubectl in hpk.sif, for hosts that have none."""
+"""``hpk kubectl``: the kubectl in hpk.sif, for hosts that have none, or that do not reach the API server's port."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, NoReturn
 
-from hpk import errors
+from hpk import errors, kubeconfig
+from hpk.cli import host, reach
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpk import config
+
 PROGRAM = "/opt/hpk/bin/kubectl"
+ALONE = ("config", "completion", "help", "kustomize", "options", "plugin", "__complete", "__completeNoDesc")
+"""Commands that ask no server."""
+ELSEWHERE = ("--server", "-s", "--kubeconfig", "--cluster", "--context", "-h", "--help", "--client")
+"""Options with which the user says where to go, or that go nowhere."""
 
 
-def run(arguments: Sequence[str]) -> NoReturn:
+def run(settings: config.Settings, arguments: Sequence[str]) -> NoReturn:
     """Become kubectl: its input, output, terminal and exit code are this command's.
 
     Raises:
+        errors.ApiUnavailable: This host has no way to the API server.
         errors.Fatal: This is not hpk.sif.
     """
+    environment = dict(os.environ)
+    if is_for_us(arguments):
+        way = asyncio.run(_way(settings))
+        if way.by or kubeconfig.current()[1] != way.server:
+            environment["KUBECONFIG"] = f"{reach.overlay(settings, way)}:{kubeconfig.path()}"
     try:
-        os.execv(PROGRAM, ["kubectl", *arguments])  # noqa: S606 - no shell is the point
+        os.execve(PROGRAM, ["kubectl", *arguments], environment)  # noqa: S606 - no shell is the point
     except OSError as error:
         raise errors.Fatal(f"Cannot run {PROGRAM}: {error.strerror}; it is in hpk.sif only") from error
+
+
+def is_for_us(arguments: Sequence[str]) -> bool:
+    """Whether kubectl will ask our API server."""
+    options = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    words = [word for before, word in zip(["", *options], options, strict=False) if before not in ("-n", "--namespace")]
+    verb = next((word for word in words if not word.startswith("-")), "")
+    if not verb or verb in ALONE or any(word.split("=")[0] in ELSEWHERE for word in options):
+        return False
+    return kubeconfig.current()[0] in ("", kubeconfig.NAME)
+
+
+async def _way(settings: config.Settings) -> reach.Way:
+    with host.slurm(settings) as slurm:
+        return await reach.find(settings, slurm)

@@ -161,7 +161,18 @@ def kubectl() -> None:
     from hpk.cli import kubectl as command  # noqa: PLC0415
 
     # Not the context's: a parser would eat the first "--".
-    command.run(sys.argv[sys.argv.index("kubectl") + 1 :])
+    command.run(_settings(), sys.argv[sys.argv.index("kubectl") + 1 :])
+
+
+@app.command()
+def connect(
+    *,
+    port: Annotated[int, typer.Option(help="On this host's loopback. [default: the API server's own]")] = 0,
+) -> None:
+    """Hold a tunnel to the API server, for kubectl and other programs on hosts that do not reach its port."""
+    from hpk.cli import connect as command  # noqa: PLC0415
+
+    _run(command.run(_settings(), port=port))
 
 
 @app.command()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
-from hpk.cli import serve
+from hpk.cli import host, serve
 from hpk.images import store
+from hpk.network import sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,11 +29,16 @@ async def run(settings: config.Settings, *, names: Sequence[str], auth_file: Pat
 
     Raises:
         errors.Fatal: The file with credentials cannot be read.
+        errors.SlurmUnavailable: The gateway does not answer, which knows how pods' images are kept here.
     """
     serve.configure_logging("warning")
     login = credentials(auth_file)
     failed = 0
-    async with store.ImageStore(settings.images_directory, insecure=settings.insecure_registries) as images:
+    with host.slurm(settings) as slurm:
+        has_one_id = sandbox.has_one_id(await slurm.site(apptainer=settings.apptainer))
+    async with store.ImageStore(
+        settings.images_for(has_one_id=has_one_id), insecure=settings.insecure_registries, has_one_owner=has_one_id
+    ) as images:
         for name in names:
             try:
                 with _spinner(f"Pulling {name}"):

@@ -21,12 +21,12 @@ async def run(settings: config.Settings) -> int:
     """Print what there is; 0 if the node is Ready, 3 if no control plane runs, else 1."""
     with host.slurm(settings) as slurm:
         jobs = await slurm.jobs()
-    job = instance.control_plane(jobs, settings.directory)
-    for line in _slurm_lines(job, instance.pods(jobs, settings.directory)):
-        print(line)
-    if job is None or job.state.is_queued:
-        return NOT_RUNNING
-    look = await cluster.look(settings, has_pods=True)
+        job = instance.control_plane(jobs, settings.directory)
+        for line in _slurm_lines(job, instance.pods(jobs, settings.directory)):
+            print(line)
+        if job is None or job.state.is_queued:
+            return NOT_RUNNING
+        look = await cluster.look(settings, slurm, has_pods=True)
     for line in _cluster_lines(look, settings.node_name):
         print(line)
     return 0 if look.is_ready else 1
@@ -49,13 +49,13 @@ def _slurm_lines(job: model.Job | None, pods: list[model.Job]) -> list[str]:
 
 def _cluster_lines(look: cluster.Look, name: str) -> list[str]:
     if look.problem:
-        return [f"API server     {look.url} does not answer: {look.problem}"]
+        return [f"API server     does not answer: {look.problem}"]
     capacity = ", ".join(
         f"{key} {value}" for key, value in (look.capacity or {}).items() if not key.startswith("hugepages")
     )
     phases = ", ".join(f"{count} {phase}" for phase, count in sorted((look.phases or {}).items())) or "none"
     return [
-        f"API server     {look.url}",
+        f"API server     {look.tunnel or look.url}",
         f"Node {name:<10}{'Ready' if look.is_ready else f'not Ready: {look.message}'} ({capacity})",
         f"Pods           {phases}",
     ]

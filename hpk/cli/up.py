@@ -59,7 +59,7 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
 async def _submit(
     settings: config.Settings, slurm: client.Slurm, *, script: Path | None, options: Sequence[str]
 ) -> str:
-    text = _read(script)
+    text = read(script)
     try:
         jobdir.make_directory(str(settings.state))
     except OSError as error:
@@ -70,7 +70,7 @@ async def _submit(
     return await slurm.submit(text, directory=settings.state, options=[f"--output={log(settings)}", *options])
 
 
-def _read(script: Path | None) -> str:
+def read(script: Path | None) -> str:
     """The sbatch script: the one that is named, the user's own, or the one that came with the program."""
     if script is None:
         own = Path("~/hpk.sbatch").expanduser()
@@ -128,13 +128,18 @@ class Watch:
 
             look = await self._look_until_ready(tell)
         elapsed = time.monotonic() - self._began_at
-        print(f"Node {self._settings.node_name} is Ready after {elapsed:.1f} s: kubectl get nodes   ({look.url})")
+        command = "hpk kubectl get nodes" if look.tunnel else "kubectl get nodes"
+        print(
+            f"Node {self._settings.node_name} is Ready after {elapsed:.1f} s: {command}   ({look.tunnel or look.url})"
+        )
+        if look.tunnel:
+            print("This host needs a tunnel for it: 'hpk kubectl' has one by itself, other programs by 'hpk connect'")
         return 0
 
     async def _look_until_ready(self, tell: Callable[[str], None]) -> cluster.Look:
         while True:
             if _stamp(self._settings) != self._stamp:
-                look = await cluster.look(self._settings)
+                look = await cluster.look(self._settings, self._slurm)
                 if look.is_ready:
                     return look
                 self._check_reachable(look)

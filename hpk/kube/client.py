@@ -48,8 +48,12 @@ class Kube:
         self.url = str(configuration.host).rstrip("/")
 
     @classmethod
-    async def from_kubeconfig(cls, path: Path | str) -> Self:
+    async def from_kubeconfig(cls, path: Path | str, *, server: str = "") -> Self:
         """Connect as the current user of a kubeconfig file.
+
+        Args:
+            path: Of the file.
+            server: Where the API server is reached, if not where the file says.
 
         Raises:
             errors.Fatal: The file is missing or is no kubeconfig.
@@ -61,6 +65,7 @@ class Kube:
             raise errors.Fatal(f"Cannot use the kubeconfig {path}: {error}") from error
         except (ValueError, TypeError, AttributeError, KeyError) as error:  # what the library makes of nonsense
             raise errors.Fatal(f"Cannot use the kubeconfig {path}: it is no kubeconfig: {error!r}") from error
+        configuration.host = server or configuration.host
         return cls(configuration)
 
     async def __aenter__(self) -> Self:

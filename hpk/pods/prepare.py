@@ -183,6 +183,9 @@ class Preparer:
             image: images.Image = await self._store.ensure(
                 name, policy=policy, credentials=credentials, on_pull=lambda: self._pulling(pod, container)
             )
+        except errors.RegistryUnavailable as error:
+            advised = errors.RegistryUnavailable(f"{error}; {_advice(name, policy)}")
+            return self._failed(pod, container, advised, attempts)
         except (errors.ImageRefused, errors.Retryable) as error:
             return self._failed(pod, container, error, attempts)
         attempts.failures.pop(name, None)
@@ -243,6 +246,12 @@ def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:
                 f"imagePullSecret {secret.name} holds no docker config: {error}", reason="InvalidPullSecret"
             ) from error
     return {"auths": auths}
+
+
+def _advice(name: str, policy: str) -> str:
+    """Many sites' compute nodes reach no registry."""
+    then = ", and set imagePullPolicy: IfNotPresent" if policy == "Always" else ""
+    return f"if only login nodes reach the registry, run there: hpk pull {name}{then}"
 
 
 def _pulled(image: images.Image) -> str:

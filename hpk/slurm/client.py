@@ -21,6 +21,8 @@ VERSION = 1
 QUERY_SECONDS = 30.0
 SUBMIT_SECONDS = 60.0
 """sbatch itself waits and tries again for a while when slurmctld is busy."""
+TUNNEL_SECONDS = 110.0
+"""By each of its ways a tunnel may take half a minute, and may have to wait for another."""
 MARGIN_SECONDS = 5.0
 """The gateway ends a command that takes too long; this much later the client stops waiting for the gateway."""
 
@@ -285,6 +287,22 @@ class Slurm:
         """
         found: dict[str, Any] = json.loads((await self._query("site", apptainer)).text)
         return found
+
+    async def tunnel(self, *arguments: str) -> dict[str, Any]:
+        """The record of a tunnel from the gateway's host to the control plane's: see :mod:`hpk.slurm.tunnel`.
+
+        Args:
+            arguments: The name of the directory beside the gateway that holds the program, then the program's options.
+
+        Raises:
+            errors.ApiUnavailable: There can be none; says why.
+            errors.SlurmUnavailable: The gateway does not answer.
+        """
+        result = await self._runner.run("tunnel", *arguments, timeout_seconds=TUNNEL_SECONDS)
+        record: dict[str, Any] = json.loads(result.text or '{"error": "it ended at once"}')
+        if problem := record.get("error"):
+            raise errors.ApiUnavailable(f"Cannot make a tunnel to the API server: {problem}")
+        return record
 
     async def capacity(self) -> model.Capacity:
         """What the cluster's usable nodes have.

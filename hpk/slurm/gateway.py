@@ -17,7 +17,9 @@ it asked for.  Either message is ``uint32 length | JSON header | payload``, big-
 
 ``end`` is ``exited``; or ``timeout`` or ``overflow``, after which the command's whole process group was
 killed; or ``refused``, when the request was not understood and stderr says why.  A signalled command has a
-negative code.  ``site`` is a command of the gateway's own: its stdout is a JSON object of what the host has.
+negative code.  Two commands are the gateway's own.  ``site``: its stdout is a JSON object of what the host has.
+``tunnel DIRECTORY OPTION...``: has DIRECTORY/tunnel.py, beside this file, serve in the background; its stdout is that
+program's one line.  With ``--hold`` it ends with the gateway.
 """
 
 import argparse
@@ -73,6 +75,10 @@ ENVIRONMENT = (
     "BASH_FUNC_module%%", "BASH_FUNC_ml%%", "BASH_FUNC__module_raw%%", "MODULEPATH", "MODULESHOME",
     "MODULES_CMD", "LMOD_CMD", "LMOD_DIR", "LMOD_PKG", "LMOD_ROOT", "LMOD_SETTARG_FULL_SUPPORT",
 )  # fmt: skip
+
+
+# What ssh needs besides, to lead a tunnel to a compute node.
+SSH_ENVIRONMENT = ("SSH_AUTH_SOCK", "KRB5CCNAME")
 
 
 class Refused(Exception):
@@ -274,6 +280,7 @@ class Gateway:
         self.path = path
         self.environment = environment(keep)
         self.slots = threading.BoundedSemaphore(MAX_COMMANDS)
+        self.tunnels = []  # type: list[subprocess.Popen[bytes]]
 
     def listen(self) -> None:
         """Make the directory and the socket, for this user only.
@@ -338,6 +345,8 @@ class Gateway:
             return 0, json.dumps(site(request.get("arguments") or [], self.environment)).encode(), b"", "exited"
         # JSON cannot hold bytes: what is not UTF-8 comes as surrogates, and goes to the command as it was.
         arguments = [str(word) for word in request.get("arguments") or []]
+        if command == "tunnel":
+            return 0, self.tunnel(*arguments), b"", "exited"
         check(command, arguments)
         words = [word.encode("utf-8", "surrogateescape") for word in arguments]
         timeout = min(float(request.get("timeout_seconds") or 30), MAX_TIMEOUT_SECONDS)
@@ -350,6 +359,25 @@ class Gateway:
                 program=program, stdin=stdin, directory=request.get("directory"),
                 timeout_seconds=timeout, env=self.environment, connection=connection,
             )  # fmt: skip
+
+    def tunnel(self, directory: str, *options: str) -> bytes:
+        """Start a tunnel that outlives the request, and return what it says of itself."""
+        here = os.path.dirname(os.path.abspath(__file__))
+        path = os.path.join(here, os.path.basename(directory), "tunnel.py")
+        is_held = "--hold" in options
+        child = subprocess.Popen(
+            [sys.executable, "-IS", path, *options],
+            stdin=subprocess.PIPE if is_held else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if is_held else subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            env=dict(self.environment, **{name: os.environ[name] for name in SSH_ENVIRONMENT if name in os.environ}),
+        )
+        self.tunnels.append(child)  # the other end of its standard input lives as long as this list
+        assert child.stdout is not None
+        with child.stdout:
+            return child.stdout.readline()
 
 
 # What the host has: the facts that choose a network mode, and that `hpk doctor` explains.
@@ -375,6 +403,7 @@ def site(apptainers: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
         "user_namespaces": _number("/proc/sys/user/max_user_namespaces"),
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
         "tun": os.access("/dev/net/tun", os.R_OK | os.W_OK),
+        "kubectl": shutil.which("kubectl", path=env["PATH"]),
     }
 
 

@@ -5,8 +5,9 @@ One file, standard library only, Python 3.6 or newer, as :mod:`.gateway`, which 
     python3 probe.py REQUEST.json ANSWER.json
 
 The request is a JSON object: ``apptainer``, ``sandbox`` (an argv, in which ``$HPK_SCRATCH`` stands for the scratch
-directory), ``shared`` (a directory of the shared file system).  ``HPK_PROBE_SCRATCH`` in the environment is the
-directory under which pods' scratch would be.  The answer appears whole or not at all.
+directory), ``shared`` (a directory of the shared file system), ``registries`` (a list of HOST:PORT).
+``HPK_PROBE_SCRATCH`` in the environment is the directory under which pods' scratch would be.  The answer appears whole
+or not at all.
 """
 
 import fcntl
@@ -29,6 +30,7 @@ SYNCS = 100
 """The slowest but one of these is the 99th percentile."""
 MOST_SYNC_SECONDS = 5.0
 SANDBOX_SECONDS = 60
+CONNECT_SECONDS = 3
 
 
 def shared(directory: str) -> "dict[str, Any]":
@@ -80,6 +82,23 @@ def routes(path: str = "/proc/net/route") -> "list[list[str]]":
         length = bin(struct.unpack("!I", mask)[0]).count("1")  # noqa: FURB161 - bit_count is of 3.10
         if length:
             found.append([row[0], "%s/%d" % (socket.inet_ntoa(network), length)])
+    return found
+
+
+def unreachable(places: "list[str]") -> "dict[str, str]":
+    """Why there is no connection to these HOST:PORT, for those to which there is none.
+
+    None is tried where a proxy is set, for then they may be beyond it.
+    """
+    found = {}
+    for place in () if any(name.lower().endswith("_proxy") for name in os.environ) else places:
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        except socket.timeout:  # of Python 3.6, where it is not yet TimeoutError
+            found[place] = "no answer in %d s" % CONNECT_SECONDS
+        except (OSError, ValueError) as error:
+            found[place] = getattr(error, "strerror", None) or str(error)
     return found
 
 
@@ -141,6 +160,7 @@ def main(arguments: "list[str]") -> int:
         "site": gateway.site([request["apptainer"]], dict(os.environ)),
         "limits": limits(),
         "routes": routes(),
+        "unreachable": unreachable(request["registries"]),
         "shared": shared(request["shared"]),
         "scratch": scratch(directory),
         "sandbox": sandbox(request["sandbox"], directory),

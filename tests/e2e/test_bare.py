@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -123,6 +126,112 @@ def test_a_pod_may_ask_for_the_host_s_network(space: Namespace) -> None:
     assert said(space, "host").startswith("host\n")
     status = space.get("pod", "host")["status"]
     assert status["podIP"] == status["hostIP"]
+
+
+def test_images_that_nobody_pulled_are_explained(space: Namespace) -> None:
+    """The registry is out of reach where the control plane runs: the event says what helps."""
+    space.apply(pod("missing", "true", image="busybox:2"))
+    until(lambda: "run there: hpk pull ctl:5000/busybox:2" in space.events("missing"))
+
+
+def test_fifty_pods_under_a_submit_limit_all_run_in_the_end(space: Namespace) -> None:
+    """The site takes five jobs at a time, the control plane's own included."""
+    before = submissions()
+    space.apply(
+        """
+        apiVersion: batch/v1
+        kind: Job
+        metadata: {name: many}
+        spec:
+          completions: 50
+          parallelism: 50
+          template:
+            spec:
+              restartPolicy: Never
+              containers: [{name: c, image: "${REGISTRY}/busybox:1", command: ["true"]}]
+        """
+    )
+    space.kubectl("wait", "job/many", "--for=condition=Complete", "--timeout=300s", seconds=320)
+    assert [one["status"]["phase"] for one in space.pods()] == ["Succeeded"] * 50
+    assert submissions() - before <= 150
+
+
+def submissions() -> int:
+    """How often sbatch has reached slurmctld."""
+    found = re.search(r"REQUEST_SUBMIT_BATCH_JOB\s.*count:(\d+)", cluster.shell("sdiag", user="root"))
+    return int(found[1]) if found else 0
+
+
+def steps() -> str:
+    """Which of the control plane's steps are tunnels."""
+    return cluster.shell("squeue --noheader --me --steps --format='%i %j' | grep hpk-connect; true")
+
+
+def test_commands_find_a_way_by_themselves(hpk: None) -> None:
+    """Where ports are filtered: one tunnel for all, made anew when it is gone, by two at once too."""
+    cluster.shell(
+        "cd .hpk/run; ! pid=$(jq .pid tunnel-ctl.json) || kill $pid; while test -e tunnel-ctl.json; do sleep 0.1; done"
+    )
+    until(lambda: not steps())
+    both = f"{cluster.HPK} kubectl get --raw /version & {cluster.HPK} kubectl get --raw /version; wait"
+    assert cluster.shell(both).count('"gitVersion"') == 2
+    told = cluster.run(cluster.HPK, "status").stdout.decode()
+    assert ", by srun to c" in told
+    assert "Ready (cpu " in told
+    assert len(steps().splitlines()) == 1
+    assert "hpk kubectl get nodes" in cluster.run(cluster.HPK, "up").stdout.decode()
+
+
+def test_a_megabyte_each_way_is_what_it_was(space: Namespace) -> None:
+    """Through srun, in requests and answers that run side by side."""
+    data = base64.b64encode(os.urandom(600_000))
+    cluster.run("sh", "-c", "cat > large", stdin=data)
+    try:
+        make = f"{cluster.HPK} kubectl -n {space.name} create configmap l$i --from-file=large"
+        cluster.shell(f"for i in 1 2 3; do {make} & done; wait")
+        for number in (1, 2, 3):
+            path = "jsonpath={.data.large}"
+            assert space.kubectl("get", "configmap", f"l{number}", "-o", path) == data.decode()
+    finally:
+        cluster.shell("rm large")
+
+
+def test_connect_serves_any_program_while_it_runs(hpk: None) -> None:
+    """The user's own context leads through it, and back when the session hangs up; no step stays."""
+    server = "grep -o 'https://[^ ]*' ~/.kube/config"
+    direct = cluster.shell(server)
+    argv = [str(cluster.SITE), "run", "--user", cluster.USER, cluster.HOST, "--", cluster.HPK, "connect", "--port=7443"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as holding:
+        assert holding.stdout is not None
+        assert "by srun: https://127.0.0.1:7443" in holding.stdout.readline()
+        assert cluster.shell(server) == "https://127.0.0.1:7443\n"
+        # With the context named, kubectl goes where the user's own file says, as other programs do.
+        asked = cluster.run(cluster.HPK, "kubectl", "--context=hpk", "get", "--raw", "/version")
+        assert b"gitVersion" in asked.stdout
+        again = cluster.run(cluster.HPK, "connect", code=None)
+        assert again.returncode != 0
+        assert b"runs on this host already" in again.stderr
+        assert stranger(7443) == "401"
+        holding.terminate()
+    until(lambda: cluster.shell(server) == direct)
+    until(lambda: not steps())
+    assert cluster.shell("pgrep -u alice -a | grep -e '[/]tunnel.py' -e '[s]run'; true") == ""
+
+
+def stranger(port: int) -> str:
+    """What the API server answers to another user of the login node, or why it does not."""
+    asking = f"curl -ks -o /dev/null -w '%{{http_code}}' https://127.0.0.1:{port}/api/v1/secrets"
+    return cluster.run("sh", "-c", asking, user="bob", code=None).stdout.decode()
+
+
+def test_doctor_says_what_to_do_instead(hpk: None) -> None:
+    """No kubectl, filtered ports, a registry out of reach, few jobs at a time: no errors, and a way for each."""
+    found = json.loads(cluster.run(cluster.HPK, "doctor", "--json", seconds=180).stdout)
+    assert {one["level"] for one in found} <= {"note", "warning"}
+    hows = {one["how"] for one in found if one["who"] == "you"}
+    for words in ("hpk kubectl is the same", "'hpk connect' for other programs", "hpk pull IMAGE on the login host"):
+        assert [how for how in hows if words in how], hows
+    assert {one["where"].split(" (")[0] for one in found} >= {"partition main", "partition whole", "partition gpu"}
 
 
 def test_nothing_stays_on_the_node(space: Namespace) -> None:

@@ -57,7 +57,7 @@ def test_a_pod_that_cannot_be_given_is_refused_by_apply(space: conftest.Namespac
         "metadata": {"name": "p"},
         "spec": {"hostPID": True, "containers": [{"name": "c", "image": "i"}]},
     }
-    done = cluster.run("kubectl", "-n", space.name, "apply", "-f", "-", stdin=json.dumps(pod).encode(), code=1)
+    done = cluster.run(*cluster.KUBECTL, "-n", space.name, "apply", "-f", "-", stdin=json.dumps(pod).encode(), code=1)
     assert b"denied the request: spec.hostPID is not supported" in done.stderr
     assert not space.pods()
 
@@ -67,7 +67,7 @@ def test_fifty_replicas_of_a_wrong_partition_reach_sbatch_hardly_ever(space: con
     before = submissions()
     manifest = deployment("wrong", replicas=50, flags="--partition=nosuch", command=["true"])
     text = manifest.replace("${REGISTRY}", cluster.REGISTRY).encode()
-    done = cluster.run("kubectl", "-n", space.name, "apply", "-f", "-", stdin=text)
+    done = cluster.run(*cluster.KUBECTL, "-n", space.name, "apply", "-f", "-", stdin=text)
     assert b"Warning: pods of this Deployment will be refused: invalid partition specified: nosuch" in done.stderr
     until(lambda: "denied the request: invalid partition specified: nosuch" in space.kubectl("get", "events"))
     time.sleep(10)

@@ -116,6 +116,63 @@ def test_policy_demands_account_and_time() -> None:
     assert "Time limit specification required" in refused("--account=research")
 
 
+def test_few_jobs_are_taken() -> None:
+    """Alice has five jobs, queued and running; the next is refused in Slurm's own words, at any speed."""
+    name = "--job-name=limit"
+    room = 5 - len(client.out("ctl", "squeue", "--noheader", "--user=alice", "--states=PD,R,S").splitlines())
+    jobs = [client.submit("sleep 60", "--hold", name, *FLAGS) for _ in range(room)]
+    try:
+        said = refused(*FLAGS)
+        assert "sbatch: error: AssocMaxSubmitJobLimit" in said
+        assert "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size" in said
+        client.finished(client.submit("true", *FLAGS, user="bob"), user="bob")
+        client.out("ctl", "scancel", jobs.pop())
+        client.eventually(
+            lambda: client.run("ctl", "sbatch", "--hold", name, *FLAGS, "--wrap=").returncode == 0, what="room"
+        )
+    finally:
+        client.out("ctl", "scancel", "--name=limit", "--user=alice")
+
+
+CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 1)
+    print("made")
+except OSError as error:
+    print(error.errno or error)
+"""
+
+
+def connects(origin: str, host: str, port: int) -> str:
+    """`made`, or what becomes of a connection: the number of an error, or that nothing does."""
+    return client.out(origin, "python3", "-c", CONNECT, host, str(port))
+
+
+def test_the_login_node_reaches_few_ports() -> None:
+    """Of compute nodes: Slurm's and ssh's. They reach each other, and Slurm on the login node."""
+    for host in ("c1", "c2"):
+        assert connects("ctl", host, 6443) == "timed out"
+        assert connects("ctl", host, 6818) == "made"
+        assert connects("ctl", host, 22) in {"made", "111"}
+        assert connects(host, "ctl", 6817) == "made"
+    assert connects("c1", "c2", 6444) == "111"
+    assert client.out("ctl", "srun", *FLAGS, "hostname") in {"c1", "c2"}
+
+
+def test_only_the_login_node_reaches_the_registry() -> None:
+    """For the others there is no way there."""
+    assert connects("ctl", "ctl", 5000) == "made"
+    for host in ("c1", "c2"):
+        assert connects(host, "ctl", 5000) == "101"
+
+
+def test_there_is_no_kubectl() -> None:
+    """Hosts have what their system brings."""
+    for host in HOSTS:
+        assert client.run(host, "sh", "-c", "command -v kubectl").returncode != 0
+
+
 def test_one_partition_gives_whole_nodes() -> None:
     """A job of one CPU has all of its node's there, beside the partition that shares them."""
     job = client.submit("echo $SLURM_CPUS_ON_NODE", "--partition=whole", *FLAGS, user="bob")

@@ -152,3 +152,17 @@ def test_the_file_is_kubectls(monkeypatch: pytest.MonkeyPatch, value: str, expec
     """The first entry of KUBECONFIG, or kubectl's default."""
     monkeypatch.setenv("HOME", "/home/x")
     assert str(kubeconfig.path({"KUBECONFIG": value})) == expected
+
+
+def test_the_context_can_lead_elsewhere(tmp_path: Path) -> None:
+    """Our cluster's URL changes, and nothing else; without our context nothing does."""
+    path = tmp_path / "config"
+    assert not kubeconfig.point("https://127.0.0.1:1", into=path)
+    path.write_text(yaml.safe_dump(OTHERS))
+    assert not kubeconfig.point("https://127.0.0.1:1", into=path)
+    kubeconfig.merge(document(), into=path)
+    before = read(path)
+    assert kubeconfig.point("https://127.0.0.1:1", into=path)
+    assert kubeconfig.current(path) == ("hpk", "https://127.0.0.1:1")
+    assert kubeconfig.point("https://c1:6443", into=path)
+    assert read(path) == before

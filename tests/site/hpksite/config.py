@@ -10,6 +10,7 @@ PROGRAMS = "/opt/site/bin"  # on a host: what the site runs, not for users
 EXPORT = "srv/home"  # on a host: where the homes are, if /home is a poor view of them
 DATABASE_PASSWORD = "site"  # for a database that listens on a socket of an isolated host
 
+SLURMD_PORT = 6818
 FLANNEL_KEY = "/coreos.com/network/config"  # in etcd
 
 Files = dict[str, tuple[str, int]]
@@ -35,9 +36,26 @@ OWNERS = {
     "etc/slurm/slurmdbd.conf": "slurm", "var/spool/slurm/ctld": "slurm", "run/slurm": "slurm",
     "run/mysqld": "mysql", "var/lib/docker-registry": "docker-registry",
 }  # fmt: skip
-# What slurmdbd would enforce (there is none here), with the same errors.  Numbers: slurm_errno.h.
+# What slurmdbd would enforce (there is none here), with the same errors.  Numbers: slurm_errno.h and slurm.h.
 POLICY = """\
-local INVALID_ACCOUNT = 2045
+local INVALID_ACCOUNT, ACCOUNTING_POLICY = 2045, 2050
+local LIMITS = {%(limits)s}
+local JOB_STATE_BASE, JOB_SUSPENDED = 256, 2
+-- slurm.jobs is renewed once a second at most: what was accepted meanwhile, until it is seen there.
+local unseen, newest = {}, 0
+
+local function jobs_of(user)
+  local count, last = 0, 0
+  for id, job in pairs(slurm.jobs) do
+    last = math.max(last, tonumber(id))
+    if job.user_id == user and job.job_state %% JOB_STATE_BASE <= JOB_SUSPENDED then count = count + 1 end
+  end
+  if last ~= newest then unseen, newest = {}, last end
+  for _, accepted in ipairs(unseen) do
+    if accepted.user == user and os.time() - accepted.time < 3 then count = count + 1 end
+  end
+  return count
+end
 
 function slurm_job_submit(wish, partitions, user)
   if user == 0 then return slurm.SUCCESS end
@@ -45,6 +63,13 @@ function slurm_job_submit(wish, partitions, user)
   if wish.time_limit == slurm.NO_VAL then
     slurm.log_user("Time limit specification required, but not provided")
     return slurm.ERROR
+  end
+  if LIMITS[user] then
+    if jobs_of(user) >= LIMITS[user] then
+      slurm.log_user("AssocMaxSubmitJobLimit")
+      return ACCOUNTING_POLICY
+    end
+    table.insert(unseen, {user = user, time = os.time()})
   end
   return slurm.SUCCESS
 end
@@ -76,7 +101,8 @@ def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -
         **accounts(profile, base=base),
     }
     if profile.strict:
-        out["etc/slurm/job_submit.lua"] = (POLICY % {"account": layout.ACCOUNT}, 0o644)
+        limits = f"[{layout.USERS[0].uid}] = {profile.submit_limit}" if profile.submit_limit else ""
+        out["etc/slurm/job_submit.lua"] = (POLICY % {"account": layout.ACCOUNT, "limits": limits}, 0o644)
     if host == layout.CONTROLLER:
         out["etc/docker/registry/config.yml"] = (registry(), 0o644)
         if profile.accounting:
@@ -176,6 +202,17 @@ def slurm(profile: layout.Profile) -> str:
     if profile.strict:
         lines.append(f"PartitionName=whole Nodes={','.join(compute)} OverSubscribe=EXCLUSIVE MaxTime=INFINITE State=UP")
     return "\n".join(lines) + "\n"
+
+
+def firewall(host: layout.Host) -> str:
+    """Return nft's rules of a host. On compute nodes what comes from the login node vanishes, as firewalls do it."""
+    compute = ", ".join(other.address for other in layout.HOSTS if other != layout.CONTROLLER)
+    new = "tcp flags & (fin|syn|rst|ack) == syn"
+    if host == layout.CONTROLLER:
+        rule = f"ip saddr {{ {compute} }} tcp dport {layout.REGISTRY_PORT} {new} reject with icmp type net-unreachable"
+    else:
+        rule = f"ip saddr {layout.CONTROLLER.address} tcp dport != {{ 22, {SLURMD_PORT} }} {new} drop"
+    return f"table inet site {{ chain input {{ type filter hook input priority 0; {rule}; }}; }}\n"
 
 
 def gres() -> str:

@@ -34,6 +34,8 @@ class Profile:
     kubectl: on every host's PATH.
     poor_home: /home is a FUSE file system that refuses what NFS and Lustre often refuse (see tests/site/sharedfs).
     strict: jobs must name account and time limit, one partition gives whole nodes, Slurm limits the rate of RPCs.
+    submit_limit: how many jobs alice may have, queued and running; 0 is no limit.
+    filtered: compute nodes take only Slurm's and ssh's connections from the login node, and do not reach the registry.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Profile:
     kubectl: bool
     poor_home: bool
     strict: bool
+    submit_limit: int
+    filtered: bool
 
 
 PROFILES = {
@@ -56,6 +60,8 @@ PROFILES = {
         kubectl=True,
         poor_home=False,
         strict=False,
+        submit_limit=0,
+        filtered=False,
     ),
     "bare": Profile(
         name="bare",
@@ -63,9 +69,11 @@ PROFILES = {
         subordinate_ids=False,
         flannel=False,
         accounting=False,
-        kubectl=True,
+        kubectl=False,
         poor_home=True,
         strict=True,
+        submit_limit=5,
+        filtered=True,
     ),
 }
 

@@ -68,6 +68,8 @@ def table(profile: layout.Profile, *, images: pathlib.Path) -> list[Unit]:
     out: list[Unit] = []
     for host in layout.HOSTS:
         out += [*_home(host), *_slurm(host, after=(f"home@{host.name}",))] if profile.poor_home else _slurm(host)
+        if profile.filtered:
+            out.append(_firewall(host))
     out.append(
         Unit(
             "slurmctld",
@@ -114,6 +116,13 @@ def _slurm(host: layout.Host, *, after: tuple[str, ...] = ()) -> list[Unit]:
             check=f"sinfo -h -n {host.name} -o %T | grep -qxE 'idle|mixed|allocated|completing'",
         ),
     ]
+
+
+def _firewall(host: layout.Host) -> Unit:
+    def rules(on: layout.Host) -> None:
+        inside.shell(on, "nft -f -", stdin=config.firewall(on))
+
+    return Unit("firewall", host, step=rules, check="nft list table inet site")
 
 
 def _accounting(host: layout.Host) -> list[Unit]:

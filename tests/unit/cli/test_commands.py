@@ -44,7 +44,7 @@ class Stage:
         """Have the API server look like this, one after the other."""
         left = list(looks)
 
-        async def look(_: config.Settings, *, has_pods: bool = False) -> cluster.Look:
+        async def look(*_: object, has_pods: bool = False) -> cluster.Look:
             del has_pods
             return left.pop(0) if len(left) > 1 else left[0]
 
@@ -88,6 +88,18 @@ async def test_up_waits_until_ready(stage: Stage, capsys: pytest.CaptureFixture[
     submission = next(call for call in talk.calls if call.line.startswith("sbatch"))
     assert submission.line.endswith(f"--output={stage.settings.state}/hpk-%j.log -p long")
     assert "#SBATCH --comment=hpk-control-plane" in submission.stdin
+
+
+async def test_up_names_the_commands_that_work_here(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where ports are filtered a plain kubectl would wait in vain."""
+    stage.own("7")
+    stage.talk(("squeue", fake.squeue(row("7", "RUNNING"))))
+    jobdir.write_bytes(stage.settings.directory.kubeconfig, b"{}")
+    stage.see(cluster.Look(url="https://127.0.0.1:1", tunnel="https://127.0.0.1:1, by srun to c1", is_ready=True))
+    assert await up.run(stage.settings, script=None, options=[], is_waiting=True) == 0
+    told = capsys.readouterr().out
+    assert "hpk kubectl get nodes   (https://127.0.0.1:1, by srun to c1)" in told
+    assert "other programs by 'hpk connect'" in told
 
 
 async def test_up_shows_why_the_job_ended(stage: Stage) -> None:

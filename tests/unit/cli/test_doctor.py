@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import config
-from hpk.cli import doctor, host
-from hpk.slurm import client
+from hpk.cli import doctor, host, reach
+from hpk.slurm import client, probe
 from tests.fakes import slurm as fake
 from tests.unit.cli.test_findings import GOOD
 
@@ -33,18 +33,23 @@ class Cluster:
         self.submitted: list[str] = []
         self.cancelled: list[str] = []
         self.scripts: list[str] = []
+        self.filtered: set[str] = set()
+        self.busy: list[str] = []
 
     async def run(self, command: str, *arguments: str, stdin: bytes = b"", **options: Any) -> client.Result:
         reply = getattr(self, command)(arguments, stdin, options)
         return client.Result(code=0, stdout=reply.encode()) if isinstance(reply, str) else reply
 
     def site(self, *_: Any) -> str:
-        return json.dumps(GOOD["site"])
+        return json.dumps({**GOOD["site"], "hostname": "login"})
 
     def sbatch(self, arguments: tuple[str, ...], stdin: bytes, options: dict[str, Any]) -> str | client.Result:
         partition = next(word for word in arguments if word.startswith("--partition=")).partition("=")[2]
         if partition in self.refused:
             return fake.refusal(self.refused[partition])
+        if partition in self.busy:
+            self.busy.remove(partition)
+            return fake.refusal(fake.OUTAGES["submit-limit"])
         self.submitted.append(partition)
         self.scripts.append(stdin.decode())
         if partition in self.answers:
@@ -76,7 +81,12 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         one._partitions = made.partitions
         yield one
 
+    async def is_filtered(name: str) -> bool:
+        return name in made.filtered
+
     monkeypatch.setattr(host, "slurm", slurm)
+    monkeypatch.setattr(reach, "is_filtered", is_filtered)
+    monkeypatch.setattr(probe, "unreachable", lambda _: {})
     for name in ("LOOK_SECONDS", "FIRST_QUESTION_SECONDS", "LAST_QUESTION_SECONDS", "ANSWER_SECONDS"):
         monkeypatch.setattr(doctor, name, 0.0)
     return made
@@ -98,6 +108,40 @@ async def test_each_partition_has_its_line(stage: Cluster, tmp_path: Path, capsy
     assert "partition old: the probe did not start within 0 s" in lines[3]
     assert stage.cancelled == ["2"]
     assert os.listdir(tmp_path) == []  # noqa: PTH208 - a test may block
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("#SBATCH --account=mine", ["--account=mine"]), ("#SBATCH -A mine", ["--account=mine"]), ("##SBATCH -A mine", [])],
+)
+def test_the_account_is_hpk_sbatchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: list[str]
+) -> None:
+    """As pods have it; one that is switched off counts as none."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "hpk.sbatch").write_text(f"#!/bin/bash\n#SBATCH --time=1\n{line}\necho\n")
+    assert doctor.account(config.Settings()) == expected
+    assert doctor.account(config.Settings(account="other")) == ["--account=other"]
+
+
+async def test_a_submit_limit_is_waited_out(stage: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next probe is submitted when one has ended; with none of ours to wait for it is a finding."""
+    stage.answers = {name: answer() for name in stage.partitions}
+    stage.busy = ["gpu", "old"]
+    await doctor.run(config.Settings(state=tmp_path), wait_seconds=9, is_json=False)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["ok"] * 4
+    stage.busy = ["main"]
+    await doctor.run(config.Settings(state=tmp_path), wait_seconds=9, is_json=False)
+    assert "partition main: sbatch refuses jobs: sbatch: error: AssocMaxSubmitJobLimit" in capsys.readouterr().out
+
+
+async def test_filtered_ports_are_told_once(stage: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the first host that shows it."""
+    stage.answers = {name: answer() for name in stage.partitions}
+    stage.filtered = {"c1"}
+    await doctor.run(config.Settings(state=tmp_path), wait_seconds=9, is_json=False)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not reach its hosts' ports" in line]
+    assert line.startswith("note    partition main (c1)")
 
 
 async def test_an_error_is_the_exit_code(stage: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

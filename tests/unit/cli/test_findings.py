@@ -69,6 +69,7 @@ def test_a_host_that_is_well_has_one_line() -> None:
         ({"site.subuid": None}, "warning", "alice has no subordinate ids in /etc/subuid"),
         ({"site.subgid": [1, 1000]}, "warning", "alice has 1000 subordinate ids in /etc/subgid"),
         ({"site.flannel": None}, "note", "pods share their node's network"),
+        ({"site.subgid": None, "site.user_namespaces": 9}, "note", "pods have a way out, and nobody reaches them"),
         ({"scratch": {"path": "/local", "error": "Permission denied"}}, "error", "cannot write to /local: Permission"),
         ({"scratch.free_bytes": 1 << 30}, "warning", "1.1 GB are free in /tmp"),
         ({"shared": {"error": "/home: Read-only file system"}}, "error", "Read-only file system"),
@@ -86,6 +87,22 @@ def test_each_fault_is_named(changes: dict[str, Any], level: str, words: str) ->
     assert all((one.where, one.what, one.why, one.who, one.how))
     assert "\n" not in str(one)
     assert not [one for one in found if one.level == "ok"]
+
+
+def test_the_login_node_may_have_no_kubectl() -> None:
+    """There is another one."""
+    (found,) = findings.login(place({"site.kubectl": None}), SETTINGS)
+    assert (found.level, found.how) == ("note", "hpk kubectl is the same")
+
+
+def test_a_registry_that_only_the_login_node_reaches_is_named() -> None:
+    """Where neither does, HPK knows nothing better."""
+    one = place(
+        {"unreachable": {"reg:5000": "no answer in 3 s", "other:443": "no answer in 3 s"}}, reached=("reg:5000",)
+    )
+    (found,) = findings.compute(one, SETTINGS)
+    assert "no connection to the registry reg:5000: no answer in 3 s" in str(found)
+    assert "hpk pull IMAGE on the login host" in found.how
 
 
 def test_clocks_are_compared() -> None:

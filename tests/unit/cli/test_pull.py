@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpk import config, errors
-from hpk.cli import kubectl, main, pull
+from hpk.cli import host, kubectl, main, pull
 from hpk.images import image, store
+from hpk.slurm import client
+from tests.fakes import slurm as fake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LAUNCHER = Path(__file__).parents[3] / "scripts/hpk"
 
@@ -30,6 +36,34 @@ def made(name: str, *, was_pulled: bool = True) -> image.Image:
         was_pulled=was_pulled,
         seconds=1.25,
     )
+
+
+def see(monkeypatch: pytest.MonkeyPatch, site: dict[str, Any]) -> None:
+    """Have the gateway say this of the host."""
+
+    @contextlib.contextmanager
+    def slurm(_: config.Settings) -> Iterator[client.Slurm]:
+        yield client.Slurm(fake.Conversation(("site", json.dumps(site))))
+
+    monkeypatch.setattr(host, "slurm", slurm)
+
+
+@pytest.mark.parametrize(("site", "place"), [({"subuid": [1, 2], "subgid": [1, 2]}, "images"), ({}, "images/one-id")])
+async def test_images_go_where_pods_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: dict[str, Any], place: str
+) -> None:
+    """Pods of users without subordinate ids have images of their own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    see(monkeypatch, site)
+    seen: list[tuple[Path, bool]] = []
+
+    async def ensure(self: store.ImageStore, name: str, **_: Any) -> image.Image:
+        seen.append((self._directory, self._has_one_owner))
+        return made(name)
+
+    monkeypatch.setattr(store.ImageStore, "ensure", ensure)
+    assert await pull.run(config.Settings(state=tmp_path), names=["busybox"], auth_file=None) == 0
+    assert seen == [(tmp_path / place, not site)]
 
 
 def test_a_line_has_digest_and_size() -> None:
@@ -51,6 +85,7 @@ async def test_one_that_fails_keeps_none_from_coming(
         return made(name)
 
     monkeypatch.setattr(store.ImageStore, "ensure", ensure)
+    see(monkeypatch, {})
     settings = config.Settings(state=tmp_path)
     assert await pull.run(settings, names=["nosuch", "busybox"], auth_file=None) == 1
     told = capsys.readouterr()
@@ -79,7 +114,8 @@ def test_credentials_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_kubectl_gets_every_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """Options and the first ``--`` too."""
     became: list[Any] = []
-    monkeypatch.setattr(os, "execv", lambda *words: became.extend(words))
+    monkeypatch.setattr(os, "execve", lambda *words: became.extend(words[:2]))
+    monkeypatch.setattr(kubectl, "is_for_us", lambda _: False)
     words = ["-n", "x", "exec", "-it", "p", "--", "ls", "--help"]
     monkeypatch.setattr(sys, "argv", ["hpk", "kubectl", *words])
     assert main.main() == 0

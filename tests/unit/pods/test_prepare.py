@@ -171,6 +171,16 @@ async def test_pauses_between_pulls_double_and_end_with_success(world: World) ->
     assert world.attempts.failures == {}
 
 
+async def test_a_registry_that_compute_nodes_do_not_reach_is_explained(world: World) -> None:
+    """The error names the command that helps, and what else it takes."""
+    world.store.errors["reg/a:1"] = [errors.RegistryUnavailable("away")]
+    told = (await world.waiting()).waiting["c"][1]
+    assert told == "away; if only login nodes reach the registry, run there: hpk pull reg/a:1"
+    world.store.errors["reg/a"] = [errors.RegistryUnavailable("away")]
+    told = (await world.waiting({"image": "reg/a"})).waiting["c"][1]
+    assert told.endswith("hpk pull reg/a, and set imagePullPolicy: IfNotPresent")
+
+
 async def test_an_image_that_can_never_be_used_keeps_its_reason(world: World) -> None:
     """InvalidImageName does not turn into a back-off."""
     world.store.errors["A:"] = [errors.ImageRefused("bad name", reason="InvalidImageName")]

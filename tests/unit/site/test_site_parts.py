@@ -107,3 +107,15 @@ def test_sources_of_another_suite_come_from_the_machines_own(tmp_path: pathlib.P
         f"deb-src {signed} http://mirror.test/debian sid main",
         "deb-src [arch=amd64] http://plain.test/debian sid main",
     ]
+
+
+def test_only_a_bare_site_filters_and_limits(tmp_path: pathlib.Path) -> None:
+    """A prepared site lets everything through; a bare one keeps the login node and compute nodes apart."""
+    (tmp_path / "index.json").write_text('{"manifests": []}')
+    for name, profile in layout.PROFILES.items():
+        table = units.table(profile, images=tmp_path)
+        assert len([unit for unit in table if unit.name == "firewall"]) == (3 if name == "bare" else 0)
+        files = config.files(profile, layout.CONTROLLER, base=dict.fromkeys(config.EXTENDED, ""))
+        assert ("etc/slurm/job_submit.lua" in files) == (name == "bare")
+    assert "[2000] = 5" in files["etc/slurm/job_submit.lua"][0]
+    assert "dport != { 22, 6818 }" in config.firewall(layout.HOSTS[1])

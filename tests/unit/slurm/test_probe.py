@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -45,6 +47,18 @@ def test_directories_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "new"]
 
 
+def test_what_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the system's words; not where a proxy may lead there."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        assert probe.unreachable([there, "127.0.0.1:1", "nonsense"]).keys() == {"127.0.0.1:1", "nonsense"}
+    assert probe.unreachable(["127.0.0.1:1"]) == {"127.0.0.1:1": "Connection refused"}
+    monkeypatch.setenv("https_proxy", "http://proxy")
+    assert probe.unreachable(["127.0.0.1:1"]) == {}
+
+
 def test_a_sandbox_is_started(tmp_path: Path) -> None:
     """Its answer, or the last line of its complaint, or why there was no start."""
     there = probe.sandbox(["sh", "-c", 'test -d "$0" && echo "{\\"address\\": 1}"', "$HPK_SCRATCH"], str(tmp_path))
@@ -64,9 +78,9 @@ def test_the_answer_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HPK_PROBE_SCRATCH", str(tmp_path))
     assert gateway.__file__
     shutil.copyfile(gateway.__file__, tmp_path / "gateway.py")
-    request = {"apptainer": "nosuch", "sandbox": ["false"], "shared": str(tmp_path)}
+    request = {"apptainer": "nosuch", "sandbox": ["false"], "shared": str(tmp_path), "registries": []}
     (tmp_path / "request.json").write_text(json.dumps(request))
     assert probe.main([str(tmp_path / "request.json"), str(tmp_path / "answer.json")]) == 0
     answer = json.loads((tmp_path / "answer.json").read_text())
-    assert set(answer) == {"site", "limits", "routes", "shared", "scratch", "sandbox", "now"}
+    assert set(answer) == {"site", "limits", "routes", "unreachable", "shared", "scratch", "sandbox", "now"}
     assert answer["site"]["apptainer"] is None

@@ -1,0 +1,63 @@
+"""``hpk connect``: a tunnel to the API server for every program on this host, for as long as the command runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from hpk import errors, kubeconfig
+from hpk.aio import signals
+from hpk.cli import host, reach
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpk import config
+
+LOOK_SECONDS = 2.0
+
+
+async def run(settings: config.Settings, *, port: int) -> int:
+    """Hold the tunnel until Ctrl-C or a hang-up, and lead the context ``hpk`` through it meanwhile.
+
+    Raises:
+        errors.ApiUnavailable: There can be no tunnel; says why.
+        errors.SlurmUnavailable: Slurm does not answer.
+    """
+    with host.slurm(settings) as slurm:
+        way = await reach.through(settings, slurm, port=port, is_held=True)
+        with signals.caught() as stop, _led(settings, way) as is_led:
+            print(f"Connected to the control plane's job {way.job_id} on {way.host} by {way.by}: {way.server}")
+            if is_led:
+                print(f"Meanwhile the context '{kubeconfig.NAME}' of {kubeconfig.path()} leads there; Ctrl-C ends it")
+            sys.stdout.flush()
+            while stop.number is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
+                _look(settings, way)
+    return 0
+
+
+def _look(settings: config.Settings, way: reach.Way) -> None:
+    """See that all is as it was; a control plane that came anew has put its own URL into the kubeconfig."""
+    if not reach.has_tunnel(settings):
+        raise errors.ApiUnavailable("The tunnel has ended")
+    _, server = kubeconfig.current()
+    if server and server != way.server:
+        kubeconfig.point(way.server)
+
+
+@contextlib.contextmanager
+def _led(settings: config.Settings, way: reach.Way) -> Iterator[bool]:
+    """Lead the context through the tunnel while the block lasts; whether there is one."""
+    is_led = kubeconfig.point(way.server)
+    try:
+        yield is_led
+    finally:
+        if kubeconfig.current()[1] == way.server:
+            try:
+                kubeconfig.point(reach.url(settings))
+            except errors.ApiUnavailable:
+                kubeconfig.point(way.direct)

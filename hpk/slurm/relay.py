@@ -1,0 +1,219 @@
+"""The end of a tunnel in the control plane's job, and what both ends speak: connections over two byte streams.
+
+One file, standard library only, Python 3.6 or newer, because it runs with whatever a compute node has:
+
+    python3 relay.py PORT        connects to PORT on its own loopback what the other end (tunnel.py) opens
+
+It ends with its standard input, so nothing is left in the job whatever becomes of the other end's host.
+
+The first line is a greeting; what a site's own scripts print before it is skipped.  Then both ends speak in frames,
+``uint8 kind | uint32 channel | uint32 size | payload | newline``, big-endian.  The newline is for srun, which hands
+output on by lines.  On each channel an end sends at most WINDOW bytes that the other has not passed on, so a client
+that does not read holds up nobody else.
+"""
+
+import asyncio
+import os
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+GREETING = b"hpk-tunnel 1"
+LOOPBACK = "127.0.0.1"
+HEAD = struct.Struct(">BII")
+OPEN, DATA, END, CLOSE, MORE, BEAT = range(6)
+"""Kinds of frames: a connection, its bytes, the end of its bytes, its loss; room for more bytes; a sign of life."""
+CHUNK = 32 << 10
+WINDOW = 256 << 10
+
+BEAT_SECONDS = 15.0
+SILENCE_SECONDS = 60.0
+"""The other end counts as gone when it gave no sign of life for so long."""
+CHECK_SECONDS = 5.0
+
+
+class Link:
+    """Any number of connections over one pair of streams.
+
+    Args:
+        reader: What the other end sends.
+        writer: Leads to the other end.
+        port: Where to connect, on this host's loopback, what the other end opens; None where it may not.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: "int | None" = None) -> None:
+        self.channels = {}  # type: dict[int, Channel]
+        self.port = port
+        self._reader = reader
+        self._writer = writer
+        self._number = 0
+        self._draining = asyncio.Lock()  # older Pythons allow one at a time
+
+    async def run(self) -> None:
+        """Carry until the other end is gone."""
+        beating = asyncio.ensure_future(self._beat())
+        try:
+            while True:
+                head = await asyncio.wait_for(self._reader.readexactly(HEAD.size), SILENCE_SECONDS)
+                kind, number, size = HEAD.unpack(head)
+                payload = await asyncio.wait_for(self._reader.readexactly(size + 1), SILENCE_SECONDS)
+                self._receive(kind, number, payload[:-1])
+        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError):
+            return
+        finally:
+            beating.cancel()
+            for channel in list(self.channels.values()):
+                channel.task.cancel()
+
+    def open(self, streams: "Streams") -> None:
+        """Carry this connection."""
+        self._number += 1
+        self.channels[self._number] = Channel(self, self._number, streams)
+
+    async def send(self, kind: int, number: int = 0, payload: bytes = b"") -> None:
+        """Send a frame; an OSError if the other end is gone."""
+        self._writer.write(HEAD.pack(kind, number, len(payload)) + payload + b"\n")
+        async with self._draining:
+            await self._writer.drain()
+
+    def _receive(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == OPEN and self.port is not None:
+            self.channels[number] = Channel(self, number)
+        channel = self.channels.get(number)
+        if channel is None:
+            return  # it was closed here meanwhile
+        if kind == DATA:
+            channel.inbox.put_nowait(payload)
+        elif kind == END:
+            channel.inbox.put_nowait(b"")
+        elif kind == MORE:
+            channel.add_room(*struct.unpack(">I", payload))
+        elif kind == CLOSE:
+            channel.task.cancel()
+
+    async def _beat(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(BEAT_SECONDS)
+                await self.send(BEAT)
+        except OSError:
+            return  # the reading side notices as well
+
+
+class Channel:
+    """One connection of a link: the one that is given, or else one to the link's port."""
+
+    def __init__(self, link: Link, number: int, streams: "Streams | None" = None) -> None:
+        self.inbox = asyncio.Queue()  # type: asyncio.Queue[bytes]
+        self._link = link
+        self._number = number
+        self._streams = streams
+        self._room = WINDOW
+        self._has_room = asyncio.Event()
+        self.task = asyncio.ensure_future(self._run())
+        self.task.add_done_callback(self._drop)
+
+    def add_room(self, size: int) -> None:
+        """The other end has passed on this many bytes."""
+        self._room += size
+        self._has_room.set()
+
+    async def _run(self) -> None:
+        """Carry both directions until both have ended, or one broke."""
+        pumps = []  # type: list[asyncio.Future[None]]
+        try:
+            if self._streams is None:
+                self._streams = await asyncio.open_connection(LOOPBACK, self._link.port)
+            else:
+                await self._link.send(OPEN, self._number)
+            reader, writer = self._streams
+            pumps = [asyncio.ensure_future(self._outward(reader)), asyncio.ensure_future(self._inward(writer))]
+            await asyncio.gather(*pumps)
+            writer.close()
+            self._streams = None
+        except OSError:
+            await self._lose()
+        finally:
+            for pump in pumps:
+                pump.cancel()
+
+    def _drop(self, task: "asyncio.Future[None]") -> None:
+        """Whatever the end was, also before the beginning."""
+        self._link.channels.pop(self._number, None)
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+        if not task.cancelled() and task.exception() is not None:
+            raise task.exception()  # type: ignore[misc]
+
+    async def _lose(self) -> None:
+        try:
+            await self._link.send(CLOSE, self._number)
+        except OSError:
+            return  # the link itself is gone
+
+    async def _outward(self, reader: asyncio.StreamReader) -> None:
+        """From the connection to the other end."""
+        while True:
+            while self._room <= 0:
+                self._has_room.clear()
+                await self._has_room.wait()
+            data = await reader.read(min(CHUNK, self._room))
+            if not data:
+                await self._link.send(END, self._number)
+                return
+            self._room -= len(data)
+            await self._link.send(DATA, self._number, data)
+
+    async def _inward(self, writer: asyncio.StreamWriter) -> None:
+        """From the other end to the connection."""
+        while True:
+            data = await self.inbox.get()
+            if not data:
+                writer.write_eof()
+                return
+            writer.write(data)
+            await writer.drain()
+            await self._link.send(MORE, self._number, struct.pack(">I", len(data)))
+
+
+async def serve(port: int, stdin: "Any", stdout: "Any") -> None:
+    """Greet, then carry what the other end opens to this port, until it ends.
+
+    What follows the greeting in its line says why nothing can be carried.
+    """
+    loop = asyncio.get_event_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdin)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, stdout)
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    problem = b""
+    try:
+        _, checking = await asyncio.wait_for(asyncio.open_connection(LOOPBACK, port), CHECK_SECONDS)
+        checking.close()
+    except (OSError, asyncio.TimeoutError) as error:
+        number = getattr(error, "errno", None)
+        problem = b" " + (os.strerror(number) if number else "no answer").encode("utf-8", "replace")
+    writer.write(GREETING + problem + b"\n")
+    if not problem:
+        await Link(reader, writer, port).run()
+    transport.close()
+
+
+def main(arguments: "list[str]") -> int:
+    """Relay until standard input ends."""
+    (port,) = arguments
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    # Not as text: nothing here is.
+    stdin, stdout = (os.fdopen(number, mode, 0) for number, mode in ((0, "rb"), (1, "wb")))
+    loop.run_until_complete(serve(int(port), stdin, stdout))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

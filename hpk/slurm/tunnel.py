@@ -1,0 +1,419 @@
+"""A tunnel to the API server, for hosts that do not reach its port.
+
+Standard library only, Python 3.6 or newer, as :mod:`.relay`, which lies beside it wherever it runs:
+
+    python3 tunnel.py --state DIR      listens on this host's loopback
+
+It starts the relay by srun, as a step of the control plane's job, which works wherever jobs can be started; or by
+ssh.  It prints one line of JSON when it listens: its record, or ``{"error": "..."}``.
+
+Whoever is on this host can connect to the port, as to the API server's own port elsewhere; it asks for credentials.
+"""
+
+import argparse
+import asyncio
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+if TYPE_CHECKING or __package__:
+    from hpk.slurm import relay
+else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import relay
+
+MOST_CHANNELS = 512
+MOST_NOISE = 64 << 10
+"""Bytes that may come before the greeting."""
+START_SECONDS = {"srun": 30.0, "ssh": 20.0}
+HANG_UP_SECONDS = 5.0
+PAUSE_SECONDS = 5.0
+"""Between attempts to connect anew, which are made only when somebody asks for a connection."""
+IDLE_SECONDS = 1800.0
+"""A tunnel in the background ends when nobody has used it for so long."""
+LOCK_SECONDS = 45.0
+
+FIND_PYTHON = """for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
+"$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS "$@"
+done; echo "there is no Python 3.6 or newer on $(hostname)" >&2; exit 1"""
+
+
+class Problem(Exception):
+    """There is no tunnel; the text says why."""
+
+
+class Target:
+    """Where the control plane is, as it has written down itself."""
+
+    def __init__(self, state: str) -> None:
+        try:
+            with open(os.path.join(state, "state", "owner.json")) as file:
+                owner = json.load(file)
+            with open(os.path.join(state, "kubeconfig")) as file:
+                found = re.search(r"server: https://[^\s]+:(\d+)", file.read())
+        except (OSError, ValueError):
+            owner, found = None, None
+        if not isinstance(owner, dict) or not found:
+            raise Problem("no control plane runs; 'hpk up' starts it")
+        self.host = str(owner.get("host") or "")
+        self.job_id = str(owner.get("job_id") or "")
+        self.port = int(found.group(1))
+
+    def commands(self, ways: "Sequence[str]") -> "list[tuple[str, list[str]]]":
+        """(name, argv) of what may start the relay there."""
+        inner = [os.path.abspath(relay.__file__), str(self.port)]
+        step = [
+            "--jobid=" + self.job_id,
+            "--job-name=hpk-connect",
+            "--overlap",
+            "--nodes=1",
+            "--ntasks=1",
+            "--mpi=none",
+            "--chdir=/",
+        ]
+        remote = " ".join(shlex.quote(word) for word in ["sh", "-c", FIND_PYTHON, "sh", *inner])
+        made = {
+            "srun": ["srun", *step, "sh", "-c", FIND_PYTHON, "sh", *inner],
+            "ssh": ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", self.host, remote],
+        }
+        return [(way, made[way]) for way in ways if self.job_id or way != "srun"]
+
+
+class Line:
+    """A command that leads to a relay, and the link over it."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.link = None  # type: Any
+        self._process = None  # type: Any
+        self._said = b""
+
+    async def start(self, argv: "list[str]") -> None:
+        """Return when the relay has greeted; a Problem in the command's own words if it does not."""
+        pipe = asyncio.subprocess.PIPE
+        try:
+            # Of a session of its own: a Ctrl-C in the terminal is for us, who end it in order.
+            self._process = await asyncio.create_subprocess_exec(
+                *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            )
+        except OSError as error:
+            raise Problem(f"{self.way}: {error.strerror}") from error
+        listening = asyncio.ensure_future(self._listen())
+        try:
+            greeting = await asyncio.wait_for(self._greeting(), START_SECONDS[self.way])
+        except asyncio.TimeoutError:
+            await self.end()
+            raise Problem(f"{self.way} did not start in {START_SECONDS[self.way]:.0f} s{self.why()}") from None
+        if greeting is None:
+            await asyncio.wait([listening], timeout=1)
+            await self.end()
+            raise Problem(f"{self.way} failed{self.why()}")
+        if greeting:
+            await self.end()
+            raise Problem(f"the API server does not answer on its own host: {greeting}")
+        self.link = relay.Link(self._process.stdout, self._process.stdin)
+
+    async def end(self) -> None:
+        """Have the relay end, and the command with it."""
+        if self._process.returncode is not None:
+            return
+        self._process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                await asyncio.wait_for(self._process.wait(), HANG_UP_SECONDS)
+            except asyncio.TimeoutError:
+                self._process.send_signal(number)
+            else:
+                return
+
+    async def _greeting(self) -> "str | None":
+        """What follows the greeting in its line; None if none comes."""
+        noise = 0
+        while noise < MOST_NOISE:
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:  # longer than any line of ours
+                return None
+            start = line.find(relay.GREETING)
+            if start >= 0:
+                return str(line[start + len(relay.GREETING) :].decode("utf-8", "replace").strip())
+            if not line:
+                return None
+            noise += len(line)
+        return None
+
+    async def _listen(self) -> None:
+        """Keep the end of what the command complains of."""
+        while True:
+            part = await self._process.stderr.read(4096)
+            if not part:
+                return
+            self._said = (self._said + part)[-4096:]
+
+    def why(self) -> str:
+        """The command's last words, after a colon; empty if it said nothing."""
+        lines = [line.strip() for line in self._said.decode("utf-8", "replace").splitlines() if line.strip()]
+        return ": " + "; ".join(lines[-2:]) if lines else ""
+
+
+class Tunnel:
+    """Listens on loopback, and has a line when there is a use for it."""
+
+    def __init__(self, state: str, ways: "Sequence[str]", *, is_held: bool) -> None:
+        self.stop = asyncio.Event()
+        self.target = Target(state)
+        self._state = state
+        self._ways = ways
+        self._is_held = is_held
+        self._line = None  # type: Line | None
+        self._carrying = None  # type: Any
+        self._connecting = asyncio.Lock()
+        self._failed_at = None  # type: float | None
+        self.used_at = time.monotonic()
+
+    async def connect(self) -> Line:
+        """The line that there is, or a new one.
+
+        Raises:
+            Problem: By none of the ways; says why for each.
+        """
+        async with self._connecting:
+            if self._line is not None:
+                return self._line
+            if self._failed_at is not None and time.monotonic() - self._failed_at < PAUSE_SECONDS:
+                raise Problem("no line just now")
+            try:
+                self._line = await self._dial()
+            except Problem:
+                self._failed_at = time.monotonic()
+                raise
+            self._carrying = asyncio.ensure_future(self._carry(self._line))
+            return self._line
+
+    async def _dial(self) -> Line:
+        self.target = Target(self._state)
+        problems = []
+        for way, argv in self.target.commands(self._ways):
+            line = Line(way)
+            try:
+                await line.start(argv)
+            except Problem as problem:
+                problems.append(str(problem))
+            else:
+                return line
+        raise Problem("; ".join(problems) or "it runs in no job, and ssh is not allowed (HPK_CONNECT)")
+
+    async def _carry(self, line: Line) -> None:
+        await line.link.run()
+        self._line = None
+        await line.end()
+        if not self._is_held:
+            self.stop.set()
+        elif not self.stop.is_set():
+            say(f"the tunnel is lost{line.why()}; it is made anew when it is used")
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry a client's connection; close it if that cannot be."""
+        self.used_at = time.monotonic()
+        try:
+            line = await self.connect()
+        except Problem as problem:
+            if self._is_held:
+                say(str(problem))
+            writer.close()
+            return
+        if len(line.link.channels) < MOST_CHANNELS:
+            line.link.open((reader, writer))
+        else:
+            writer.close()
+
+    async def end_when_idle(self) -> None:
+        """Stop when nobody has used it for long."""
+        while True:
+            await asyncio.sleep(min(IDLE_SECONDS / 10, 60.0))
+            if self._line is not None and self._line.link.channels:
+                self.used_at = time.monotonic()
+            elif time.monotonic() - self.used_at > IDLE_SECONDS:
+                self.stop.set()
+
+    async def end(self) -> None:
+        """Hang up."""
+        self.stop.set()
+        if self._line is not None:
+            await self._line.end()
+            await asyncio.wait([self._carrying], timeout=HANG_UP_SECONDS)
+
+
+def say(text: str) -> None:
+    """Tell whoever holds the tunnel."""
+    sys.stderr.write("hpk: " + text + "\n")
+    sys.stderr.flush()
+
+
+async def serve(options: "argparse.Namespace", lock: "Any") -> None:
+    """Listen until told to stop; a Problem if there is no line to begin with."""
+    loop = asyncio.get_event_loop()
+    tunnel = Tunnel(options.state, options.ways.split(","), is_held=options.hold)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, tunnel.stop.set)
+    if options.hold:
+        _until_closed(loop, tunnel.stop)
+    line = await tunnel.connect()
+    server = await _listen(tunnel, options.port)
+    record = {
+        "pid": os.getpid(), "started": started(os.getpid()), "held": options.hold, "way": line.way,
+        "port": server.sockets[0].getsockname()[1], "job_id": tunnel.target.job_id, "host": tunnel.target.host,
+    }  # fmt: skip
+    path = record_file(options.state)
+    write(path, record)
+    answer(record)
+    lock.close()
+    idling = asyncio.ensure_future(tunnel.stop.wait() if options.hold else tunnel.end_when_idle())
+    try:
+        await tunnel.stop.wait()
+    finally:
+        idling.cancel()
+        server.close()
+        if (known(path) or {}).get("pid") == os.getpid():
+            os.unlink(path)
+        await tunnel.end()
+
+
+def _until_closed(loop: "Any", stop: "asyncio.Event") -> None:
+    """Stop when standard input ends."""
+    stdin = sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(stdin, 4096):
+            loop.remove_reader(stdin)
+            stop.set()
+
+    loop.add_reader(stdin, look)
+
+
+async def _listen(tunnel: Tunnel, port: int) -> "Any":
+    """The API server's own port where it is free, so that it is the same on all login hosts."""
+    try:
+        return await asyncio.start_server(tunnel.accept, relay.LOOPBACK, port or tunnel.target.port)
+    except OSError as error:
+        if port:
+            await tunnel.end()
+            raise Problem(f"port {port} is taken on this host") from error
+        return await asyncio.start_server(tunnel.accept, relay.LOOPBACK, 0)
+
+
+# The record of the tunnel of a host
+
+
+def record_file(state: str) -> str:
+    """Where this host's tunnel says that it is there."""
+    return os.path.join(state, "run", "tunnel-%s.json" % socket.gethostname())
+
+
+def known(path: str) -> "dict[str, Any] | None":
+    """The record of a tunnel that lives, or None."""
+    try:
+        with open(path) as file:
+            record = json.load(file)  # type: dict[str, Any]
+        return record if started(record["pid"]) == record["started"] else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def started(pid: int) -> str:
+    """When the kernel started this process, in ticks since boot; with the pid its identity."""
+    with open("/proc/%d/stat" % pid) as file:
+        return file.read().rpartition(")")[2].split()[19]
+
+
+def write(path: str, record: "dict[str, Any]") -> None:
+    """Replace the file, whole or not at all."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    temporary = "%s.%d" % (path, os.getpid())
+    with open(temporary, "w") as file:
+        json.dump(record, file)
+    os.rename(temporary, path)
+
+
+def answer(record: "dict[str, Any]") -> None:
+    """Print the one line, and let go of standard output."""
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def locked(path: str) -> "Any":
+    """An open file that is locked, where the file system can: two who want a tunnel shall make one."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    file = open(path, "w")  # noqa: SIM115 - the caller closes it
+    deadline = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+        except OSError:
+            break
+        else:
+            break
+    return file
+
+
+def settle(options: "argparse.Namespace") -> "dict[str, Any] | None":
+    """The record of a tunnel that serves already; one that must make room is ended."""
+    path = record_file(options.state)
+    record = known(path)
+    if record is None:
+        return None
+    if record["held"]:  # it finds the way to another control plane by itself
+        if options.hold:
+            raise Problem("'hpk connect' runs on this host already (process %(pid)d, port %(port)d)" % record)
+        return record
+    if not options.hold and record["job_id"] == Target(options.state).job_id:
+        return record
+    os.kill(record["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + HANG_UP_SECONDS
+    while known(path) is not None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return None
+
+
+def main(arguments: "list[str]") -> int:
+    """Serve; 1 if there is no tunnel."""
+    parser = argparse.ArgumentParser(description="A tunnel to HPK's API server.")
+    parser.add_argument("--state", required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--ways", default="srun,ssh")
+    parser.add_argument("--hold", action="store_true", help="serve until standard input ends")
+    options = parser.parse_args(arguments)
+    os.umask(0o077)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        lock = locked(record_file(options.state) + ".lock")
+        record = settle(options)
+        if record is None:
+            loop.run_until_complete(serve(options, lock))
+        else:
+            answer(record)
+    except Problem as problem:
+        answer({"error": str(problem)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

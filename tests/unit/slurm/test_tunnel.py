@@ -1,0 +1,199 @@
+"""The tunnel's end on the login host: by way of a gateway, with srun and ssh that start their command right here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpk import errors
+from hpk.slurm import client, gateway, tunnel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SRUN = """while [ "$1" != sh ]; do shift; done; echo "words of the site's own"; exec "$@" """
+SSH = """exec sh -c "${@: -1}" """
+FAILS = "echo 'first'; echo '{0}: error: not today' >&2; exit 1"
+
+
+class Stage:
+    """A state directory, a gateway, and an API server that says its name."""
+
+    def __init__(self, root: Path) -> None:
+        self.state = root / "state of hpk"
+        self.servers: list[asyncio.Server] = []
+        self._root = root
+        self._process: subprocess.Popen[bytes] | None = None
+        self.slurm = client.Slurm(client.Gateway(root / "gateway" / "socket"))
+        (root / "bin").mkdir()
+        (self.state / "state").mkdir(parents=True)
+        self.command("srun", SRUN)
+        self.command("ssh", FAILS.format("ssh"))
+
+    def command(self, name: str, script: str) -> None:
+        """Put a command on the gateway's PATH."""
+        path = self._root / "bin" / name
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+
+    async def control_plane(self, name: bytes, *, job_id: str) -> None:
+        """Have a control plane, and have written down where it is."""
+
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(name)
+            writer.close()
+
+        self.servers.append(await asyncio.start_server(answer, "127.0.0.1", 0))
+        self.write(self.servers[-1].sockets[0].getsockname()[1], job_id=job_id)
+
+    def write(self, port: int, *, job_id: str) -> None:
+        """As the control plane does."""
+        (self.state / "state/owner.json").write_text(json.dumps({"host": "c1", "job_id": job_id}))
+        (self.state / "kubeconfig").write_text(f"- cluster:\n    server: https://10.0.0.1:{port}\n")
+
+    def start(self) -> None:
+        """Start the gateway, and wait until it accepts."""
+        command = [sys.executable, "-IS", str(gateway.__file__), str(self._root / "gateway" / "socket")]
+        environment = {"PATH": f"{self._root}/bin:/usr/bin:/bin", "HOME": str(self._root)}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        while not (self._root / "gateway" / "socket").exists():
+            assert self._process.poll() is None
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Close the gateway's standard input."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait(5)
+            self._process = None
+
+    async def tunnel(self, *options: str) -> dict[str, Any]:
+        """What the tunnel says of itself."""
+        return await self.slurm.tunnel("", f"--state={self.state}", *options)
+
+    @property
+    def record(self) -> Path:
+        """Where it says that."""
+        return Path(tunnel.record_file(str(self.state)))
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """A stage with a control plane, and nothing of it afterwards."""
+    made = Stage(tmp_path)
+    made.start()
+    await made.control_plane(b"one", job_id="7")
+    yield made
+    made.stop()
+    if record := tunnel.known(str(made.record)):
+        os.kill(record["pid"], signal.SIGTERM)
+    await gone(made.record)
+    for server in made.servers:
+        server.close()
+
+
+async def gone(path: Path) -> None:
+    """Wait until there is no such file."""
+    while path.exists():  # noqa: ASYNC110, ASYNC240 - another process removes it
+        await asyncio.sleep(0.01)
+
+
+async def heard(record: dict[str, Any]) -> bytes:
+    """What the other end of the tunnel says."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", record["port"])
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_one_tunnel_serves_all_commands(stage: Stage) -> None:
+    """The first that asks makes it, in the background; whoever asks later shares it, and it outlives the gateway."""
+    first = await stage.tunnel()
+    assert (first["way"], first["job_id"], first["host"]) == ("srun", "7", "c1")
+    assert await heard(first) == b"one"
+    assert await stage.tunnel() == first
+    stage.stop()
+    assert await heard(first) == b"one"
+    assert stage.record.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_held_tunnel_ends_with_its_gateway(stage: Stage) -> None:
+    """And takes the place of one in the background."""
+    first = await stage.tunnel()
+    held = await stage.tunnel("--hold")
+    assert held["pid"] != first["pid"]
+    assert await stage.tunnel() == held
+    with pytest.raises(errors.ApiUnavailable, match="runs on this host already"):
+        await stage.tunnel("--hold")
+    stage.stop()
+    await gone(stage.record)
+
+
+async def test_ssh_where_srun_does_not_work(stage: Stage) -> None:
+    """Whatever works; and nothing but what the settings name."""
+    stage.command("srun", FAILS.format("srun"))
+    stage.command("ssh", SSH)
+    with pytest.raises(errors.ApiUnavailable, match=r"srun failed: srun: error: not today$"):
+        await stage.tunnel("--ways=srun")
+    record = await stage.tunnel()
+    assert record["way"] == "ssh"
+    assert await heard(record) == b"one"
+
+
+async def test_every_failure_is_told(stage: Stage) -> None:
+    """In the words of srun and of ssh."""
+    stage.command("srun", FAILS.format("srun"))
+    with pytest.raises(errors.ApiUnavailable, match="srun: error: not today; ssh failed: ssh: error: not today"):
+        await stage.tunnel()
+    assert not stage.record.exists()
+
+
+async def test_an_api_server_that_is_away_is_told(stage: Stage) -> None:
+    """The relay looks before anybody relies on it."""
+    stage.write(1, job_id="7")
+    with pytest.raises(errors.ApiUnavailable, match="does not answer on its own host: Connection refused"):
+        await stage.tunnel("--ways=srun")
+
+
+async def test_no_control_plane_is_told(stage: Stage) -> None:
+    """With what starts one."""
+    (stage.state / "kubeconfig").unlink()
+    with pytest.raises(errors.ApiUnavailable, match="no control plane runs; 'hpk up' starts it"):
+        await stage.tunnel()
+
+
+async def test_a_port_that_is_taken_is_told(stage: Stage) -> None:
+    """Only if it was asked for; else another one is taken, as this stage's API server shows."""
+    taken = stage.servers[0].sockets[0].getsockname()[1]
+    with pytest.raises(errors.ApiUnavailable, match=f"port {taken} is taken"):
+        await stage.tunnel(f"--port={taken}")
+
+
+async def test_a_held_tunnel_follows_the_control_plane(stage: Stage) -> None:
+    """It is made anew by the next connection after it was lost."""
+    held = await stage.tunnel("--hold")
+    children = Path(f"/proc/{held['pid']}/task/{held['pid']}/children").read_text().split()  # noqa: ASYNC240
+    await stage.control_plane(b"two", job_id="8")
+    os.kill(int(children[0]), signal.SIGKILL)
+    while (said := await heard(held)) != b"two":
+        assert said == b""  # the connection was there before the loss was noticed
+    assert await heard(held) == b"two"
+
+
+async def test_a_tunnel_in_the_background_ends_with_its_line(stage: Stage) -> None:
+    """The next command makes another."""
+    first = await stage.tunnel()
+    (child,) = Path(f"/proc/{first['pid']}/task/{first['pid']}/children").read_text().split()  # noqa: ASYNC240
+    os.kill(int(child), signal.SIGKILL)
+    await gone(stage.record)
+    assert (await stage.tunnel())["pid"] != first["pid"]
