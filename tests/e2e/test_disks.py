@@ -135,7 +135,7 @@ def test_a_home_without_room(space: Namespace, kind: str, words: str) -> None:
         until(lambda: words in space.events("p"), seconds=90)
         assert space.phase("p") == "Pending"
         uid = space.get("pod", "before")["metadata"]["uid"]
-        cluster.shell(f"touch /tmp/hpk-{uid}.*/volumes/e/go", host="c1")
+        cluster.shell(f"cd /tmp/hpk-{uid}.*/volumes/e && touch go", host="c1")
         assert ends(space, "before") == "Failed"
         state = space.get("pod", "before")["status"]["containerStatuses"][0]["state"]["terminated"]
         assert state["exitCode"] == 5
@@ -183,6 +183,6 @@ def test_a_control_plane_whose_node_dies_comes_back_elsewhere(space: Namespace) 
     until(lambda: space.phase("p") == "Running")
     assert space.job("p") == job
     uid = space.get("pod", "p")["metadata"]["uid"]
-    cluster.shell(f"touch /tmp/hpk-{uid}.*/volumes/e/go", host="c2")
+    cluster.shell(f"cd /tmp/hpk-{uid}.*/volumes/e && touch go", host="c2")
     assert ends(space, "p") == "Succeeded"
     a_plain_pod_runs(space)
