@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 from hpk import errors, jobdir, kubeconfig
-from hpk.aio import forever, signals
+from hpk.aio import forever, memory, signals
 from hpk.controlplane import plane
 from hpk.images import store
 from hpk.kube import client, informer, quantity
@@ -146,6 +146,7 @@ async def _start(
         "binder's events": told.run(),
         "binder's watch": binder.informer.run(),
         "binder": binder.queue.run(),
+        "memory": memory.trim_forever(),
         "user's kubeconfig": _announce(settings, control_plane, made.node),
     }
     for name, service in services.items():

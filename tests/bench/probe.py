@@ -3,11 +3,14 @@
 The workload is one program of one image: it makes a file on the shared home, whose time is its time stamp.
 ``direct`` is `sbatch` of a script that runs `apptainer exec IMAGE`, ``pod`` a pod of the same image and command
 created by a warm API client, ``kubectl`` the same by kubectl.  Each is timed from just before the submission to
-the workload's time stamp, in alternation, so that the machine's mood meets all alike.
+the workload's time stamp, in alternation, so that the machine's mood meets all alike.  slurmctld starts batch jobs
+once a second: the three of a round are submitted at the same part of the second, each round at another one, so that
+all wait for slurmctld alike, and on average as long as anybody does.
 
     probe.py ROUNDS IMAGE SIF DIRECTORY [cold]
 
-prints one JSON document: {"direct": [seconds], "pod": [...], "kubectl": [...], "end": [...], "stages": [...]}.
+prints one JSON document: {"direct": [seconds], "pod": [...], "kubectl": [...], "end": [...], "stages": [...],
+"direct_waits": [seconds from sbatch's answer to the script's first line], "pod_waits": [...]}.
 """
 
 from __future__ import annotations
@@ -72,11 +75,18 @@ def command(mark: str) -> list[str]:
     return ["touch", mark]
 
 
-def direct(directory: Path, number: int, sif: str) -> float:
-    """Sbatch of `apptainer exec`."""
+def settle(phase: float) -> None:
+    """Let the last job go, then wait for this part of a second."""
+    while set(subprocess.check_output(["squeue", "--me", "-h", "-o", "%j"], text=True).split()) - {"hpk"}:
+        time.sleep(0.1)
+    time.sleep((phase - time.time()) % 1.0)
+
+
+def direct(directory: Path, number: int, sif: str) -> tuple[float, float]:
+    """Sbatch of `apptainer exec`: start-up, and how much of it went by between sbatch's answer and the script."""
     mark = directory / f"direct-{number}"
     words = " ".join(f"'{word}'" for word in command(str(mark)))
-    script = f"#!/bin/bash\nexec apptainer exec -B {directory} {sif} {words}\n"
+    script = f"#!/bin/bash\necho $EPOCHREALTIME > {mark}.script\nexec apptainer exec -B {directory} {sif} {words}\n"
     before = time.time()
     subprocess.run(
         ["sbatch", "--parsable", f"--chdir={directory}", "--output=/dev/null"],
@@ -84,7 +94,9 @@ def direct(directory: Path, number: int, sif: str) -> float:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    return wait_for(mark) - before
+    submitted = time.time()
+    began = wait_for(mark)
+    return began - before, float(mark.with_name(f"{mark.name}.script").read_text()) - submitted
 
 
 def manifest(directory: Path, name: str, image: str) -> dict[str, Any]:
@@ -140,18 +152,26 @@ def main() -> None:
     directory = Path(sys.argv[4]) / dt.datetime.now(tz=dt.UTC).strftime("%H%M%S%f")
     directory.mkdir(parents=True)
     client = Client()
-    found: dict[str, list[Any]] = {"direct": [], "pod": [], "kubectl": [], "end": [], "stages": []}
+    keys = ("direct", "direct_waits", "pod", "pod_waits", "kubectl", "end", "stages")
+    found: dict[str, list[Any]] = {key: [] for key in keys}
     is_cold = sys.argv[5:] == ["cold"]
     if not is_cold:
         direct(directory, 0, sif)
         pod(client, directory, 0, image)
     for number in range(1, rounds + 1):
-        found["direct"].append(direct(directory, number, sif))
+        phase = number * 0.618 % 1.0
+        settle(phase)
+        start, wait = direct(directory, number, sif)
+        found["direct"].append(start)
+        found["direct_waits"].append(wait)
+        settle(phase)
         start, end, stages = pod(client, directory, number, image)
         found["pod"].append(start)
+        found["pod_waits"].append(stages["script"] - stages["submitted"])
         found["end"].append(end)
         found["stages"].append(stages)
         if not is_cold:
+            settle(phase)
             found["kubectl"].append(by_kubectl(client, directory, number, image))
     names = [item["metadata"]["name"] for item in client.call("GET", PODS)["items"]]
     for name in names:

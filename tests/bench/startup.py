@@ -13,7 +13,7 @@ from tests.bench import result
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-ROUNDS = 15
+ROUNDS = 21
 COLD_ROUNDS = 5
 UPS = 5
 WORK = "/home/alice/bench"
@@ -29,12 +29,20 @@ def pod_startup() -> list[dict[str, Any]]:
     found = probe(ROUNDS, IMAGE)
     entries = [
         result.result("pod-startup", found["pod"], baseline=found["direct"], details=_p90("bare", found["direct"])),
+        result.result("pod-startup-beyond-slurm", _beyond(found, "pod"), baseline=_beyond(found, "direct")),
         result.result("pod-startup-kubectl", found["kubectl"], baseline=found["direct"]),
         result.result("pod-end-to-status", found["end"]),
     ]
-    stages = {key: statistics.median(s[key] for s in found["stages"] if key in s) for key in found["stages"][0]}
-    entries[0]["details"] |= {f"at-{key}": seconds for key, seconds in stages.items()}
+    stages = {
+        key: statistics.median(s[key] for s in found["stages"] if key in s) for key in max(found["stages"], key=len)
+    }
+    entries[0]["details"] |= {f"at-{name}": seconds for name, seconds in stages.items()}
     return [*entries, cold_startup(found["direct"])]
+
+
+def _beyond(found: dict[str, list[float]], arm: str) -> list[float]:
+    """Start-up without what slurmctld and slurmd took between sbatch's answer and the script's first line."""
+    return [start - wait for start, wait in zip(found[arm], found[f"{arm}_waits"], strict=True)]
 
 
 def cold_startup(direct: list[float]) -> dict[str, Any]:
