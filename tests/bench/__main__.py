@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import cluster
-from tests.bench import startup
+from tests.bench import startup, workflows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "node-ready": startup.node_ready,
     "footprint": startup.footprint,
     "hundred-pods": startup.hundred_pods,
+    "hundred-steps": workflows.hundred_steps,
 }
 
 
