@@ -20,7 +20,7 @@ from hpk.images import store
 from hpk.kube import client, informer, quantity
 from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
-from hpk.node import auth, host, lease, node
+from hpk.node import auth, configz, host, lease, node
 from hpk.node import server as node_server
 from hpk.pods import (
     admit,
@@ -31,11 +31,11 @@ from hpk.pods import (
     prepare,
     report,
     review,
+    services,
     source,
     submit,
     translate,
     watch,
-    worker,
 )
 from hpk.slurm import client as slurm_client
 from hpk.slurm import flags, poller
@@ -139,7 +139,7 @@ async def _start(
     made.agents.line = made.link
     jobdir.make_directory(settings.directory.endpoint_directory)
     jobdir.write_json(settings.directory.endpoint, {"host": control_plane.api_address, "port": port})
-    services: Mapping[str, Any] = {
+    running: Mapping[str, Any] = {
         **made.services(),
         "lease": lease.LeaseController(lease_kube, settings.node_name).run(),
         "cluster's capacity": cluster.run(),
@@ -149,7 +149,7 @@ async def _start(
         "memory": memory.trim_forever(),
         "user's kubeconfig": _announce(settings, control_plane, made.node),
     }
-    for name, service in services.items():
+    for name, service in running.items():
         group.create_task(forever.forever(name, service), name=name)
 
 
@@ -251,57 +251,28 @@ class Kubelet:
         self.pods = watch.Pods(kube, node=settings.node_name)
         self._gate = gate.Gate(on_open=self.pods.mark)
         self.agents = agents.Agents(state, on_change=self.pods.mark)
-        certificate = control_plane.link.issue(LINK_SERVER_NAME, dns_names=(LINK_SERVER_NAME,), is_server=True)
-        self.link = link_server.LinkServer(
-            host=LISTEN,
-            ca=control_plane.link.certificate_pem,
-            certificate=certificate.certificate_pem,
-            key=certificate.key_pem,
-            on_report=self.agents.took_report,
-            on_connected=self.agents.connected,
-            on_disconnected=self.agents.disconnected,
-        )
+        self.link = self._make_link(control_plane)
         self._recorder = events.Recorder(kube, component="kubelet", host=settings.node_name)
         self._services = informer.Informer(kube, "/api/v1/services")
         self._poller = poller.Poller(cluster.slurm, poll_seconds=settings.poll_seconds)
         self._reporter = report.Reporter(kube)
-        has_one_id = sandbox.has_one_id(site)
+        self._has_one_id = sandbox.has_one_id(site)
         self._store = store.ImageStore(
-            settings.images_directory / "one-id" if has_one_id else settings.images_directory,
+            settings.images_directory / "one-id" if self._has_one_id else settings.images_directory,
             insecure=settings.insecure_registries,
-            has_one_owner=has_one_id,
+            has_one_owner=self._has_one_id,
         )
         self._images: tuple[node.Image, ...] = ()
         self.node = node.NodeController(kube, cluster.facts, self._observe)
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
-        LOG.info("Pods' network", mode=network, has_subordinate_ids=not has_one_id)
-        where = translate.Site(
-            cluster_domain=settings.cluster_domain,
-            api_host=control_plane.api_address,
-            api_port=control_plane.api_port,
-            images=settings.images_directory,
-            prelude=settings.prelude,
-            settings_flags=cluster.flags,
-            network=network,
-            has_one_id=has_one_id,
-        )
-        preparer = prepare.Preparer(
-            kube=kube,
-            store=self._store,
-            certificates=Certificates(control_plane.link),
-            services=lambda: list(self._services.objects.values()),
-            recorder=self._recorder,
-            site=where,
-            launcher=launcher,
-            addresses=addresses.Addresses(settings.pod_cidr, pods=lambda: self.pods.informer.objects),
-            state=state,
-        )
+        LOG.info("Pods' network", mode=network, has_subordinate_ids=not self._has_one_id)
         self.pods.serve(
-            worker.Services(
+            services.Services(
                 find=self.pods.informer.objects.get,
+                listen=self.pods.listen,
                 cluster=cluster.for_pods,
-                preparer=preparer,
+                preparer=self._make_preparer(settings, control_plane, kube=kube, network=network, launcher=launcher),
                 allocator=submit.JobPerPod(cluster.slurm, self._poller, state=state, on_change=self.pods.mark),
                 agents=self.agents,
                 reporter=self._reporter,
@@ -324,6 +295,49 @@ class Kubelet:
             "pods": self.pods.run(),
         }
 
+    def _make_link(self, control_plane: plane.ControlPlane) -> link_server.LinkServer:
+        certificate = control_plane.link.issue(LINK_SERVER_NAME, dns_names=(LINK_SERVER_NAME,), is_server=True)
+        return link_server.LinkServer(
+            host=LISTEN,
+            ca=control_plane.link.certificate_pem,
+            certificate=certificate.certificate_pem,
+            key=certificate.key_pem,
+            on_report=self.agents.took_report,
+            on_connected=self.agents.connected,
+            on_disconnected=self.agents.disconnected,
+        )
+
+    def _make_preparer(
+        self,
+        settings: config.Settings,
+        control_plane: plane.ControlPlane,
+        *,
+        kube: client.Kube,
+        network: str,
+        launcher: sandbox.Launcher,
+    ) -> prepare.Preparer:
+        where = translate.Site(
+            cluster_domain=settings.cluster_domain,
+            api_host=control_plane.api_address,
+            api_port=control_plane.api_port,
+            images=settings.images_directory,
+            prelude=settings.prelude,
+            settings_flags=self._cluster.flags,
+            network=network,
+            has_one_id=self._has_one_id,
+        )
+        return prepare.Preparer(
+            kube=kube,
+            store=self._store,
+            certificates=Certificates(control_plane.link),
+            services=lambda: list(self._services.objects.values()),
+            recorder=self._recorder,
+            site=where,
+            launcher=launcher,
+            addresses=addresses.Addresses(settings.pod_cidr, pods=lambda: self.pods.informer.objects),
+            state=settings.directory,
+        )
+
     def _make_server(
         self, settings: config.Settings, control_plane: plane.ControlPlane, kube: client.Kube
     ) -> node_server.KubeletServer:
@@ -334,6 +348,7 @@ class Kubelet:
             state=settings.directory,
             authenticator=auth.Authenticator(kube),
             authorizer=auth.Authorizer(kube, settings.node_name),
+            opener=self.link,
             context=node_server.tls(
                 certificate_pem=certificate.certificate_pem,
                 key_pem=certificate.key_pem,
@@ -341,6 +356,12 @@ class Kubelet:
             ),
             host=LISTEN,
             port=control_plane.kubelet_port.port,
+            configuration=configz.configuration(
+                address=control_plane.api_address,
+                port=control_plane.kubelet_port.port,
+                max_pods=settings.max_pods,
+                cluster_domain=settings.cluster_domain,
+            ),
             reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate),
         )
 

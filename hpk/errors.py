@@ -6,7 +6,8 @@
     ├── Retryable            try again later, with a pause; nothing is lost
     │   ├── SlurmUnavailable     slurmctld or the gateway does not answer, or limits us
     │   ├── RegistryUnavailable  a registry does not answer
-    │   └── ApiUnavailable       the API server does not answer
+    │   ├── ApiUnavailable       the API server does not answer
+    │   └── AgentUnavailable     a pod's agent cannot be asked for something now
     ├── Rejected             the input cannot be honoured; trying again will not help
     │   ├── JobRefused           sbatch refused the job for good
     │   ├── PodRefused           the pod asks for what cannot be given
@@ -50,6 +51,10 @@ class RegistryUnavailable(Retryable):
 
 class ApiUnavailable(Retryable):
     """The API server does not answer."""
+
+
+class AgentUnavailable(Retryable):
+    """A pod's agent is not on the line, does not answer, is too old, or has too much to do."""
 
 
 class Rejected(HpkError):

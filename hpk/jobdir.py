@@ -53,6 +53,7 @@ class PodDirectory:
         self.plan = os.path.join(root, "spec.json")
         self.script = os.path.join(root, "script.sh")
         self.submission = os.path.join(root, "job.json")
+        self.claim = os.path.join(root, "claim")
         self.report = os.path.join(root, "report.json")
         self.output = os.path.join(root, "job.out")
         self.logs = os.path.join(root, "logs")

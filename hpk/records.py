@@ -93,6 +93,7 @@ class ContainerPlan(TypedDict):
     gpu: bool
     tty: bool
     stdin: bool
+    stdin_once: NotRequired[bool]
     liveness_probe: NotRequired[dict[str, Any] | None]
     readiness_probe: NotRequired[dict[str, Any] | None]
     startup_probe: NotRequired[dict[str, Any] | None]

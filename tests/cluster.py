@@ -23,7 +23,8 @@ USER = "alice"
 HOST = "ctl"
 REGISTRY = "ctl:5000"
 HPK = "/home/alice/.local/bin/hpk"
-SETTINGS = f'insecure_registries = ["{REGISTRY}"]\n'
+# Tests of faults have a registry of their own, and a port where none is.
+SETTINGS = f'insecure_registries = ["{REGISTRY}", "{HOST}:5900", "{HOST}:5901"]\n'
 # A site of profile `bare` wants every job's account and time; pods inherit the account.
 STRICT = os.environ.get("SITE_PROFILE") == "bare"
 STRICT_SETTINGS = SETTINGS + 'flags = "--time=30"\n'
@@ -70,11 +71,16 @@ def up(*, is_quiet: bool = False) -> None:
     """Have HPK running, of the image that this checkout builds."""
     _local("scripts/build-image.sh", is_quiet=is_quiet)
     _local("tests/site/site", "up", is_quiet=is_quiet)
-    digest = hashlib.sha256(IMAGE.read_bytes()).hexdigest()
+    digest = fingerprint()
     if shell("cat ~/.hpk/installed 2>/dev/null; true").strip() != digest or not is_running():
         run(HPK, "down", code=None)
         install(digest)
         start()
+
+
+def fingerprint() -> str:
+    """What an installation is made of."""
+    return hashlib.sha256(IMAGE.read_bytes() + SETTINGS.encode()).hexdigest()
 
 
 def is_running() -> bool:
@@ -86,7 +92,7 @@ def is_running() -> bool:
 
 def install(digest: str = "") -> None:
     """Put the image, the launcher and the sbatch script into the user's home, as the README tells a user to."""
-    digest = digest or hashlib.sha256(IMAGE.read_bytes()).hexdigest()
+    digest = digest or fingerprint()
     run("bash", "-c", "rm -f hpk.sif hpk.sbatch; cat > hpk.sif", stdin=IMAGE.read_bytes())
     run("apptainer", "run", "hpk.sif", "install")
     run(

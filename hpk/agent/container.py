@@ -34,6 +34,8 @@ class Container:
         self._begun: runs.Run | Exception | None = None
         self.run: runs.Run | None = None
         """The run whose process lives now."""
+        self.capture: logs.Capture | None = None
+        """Of its output."""
         self.has_started = asyncio.Event()
         """Whether what comes after it may begin: its startup probe has passed, or it has none; or it never will."""
         self.has_launched = asyncio.Event()
@@ -137,8 +139,9 @@ class Container:
             except OSError as error:
                 await capture.finish(timeout_seconds=LOG_SECONDS)
                 return self._failed(str(error))
+        capture.follow(run.outputs)  # a terminal is there only now
         self._process = run.process_id
-        self.run = run
+        self.run, self.capture = run, capture
         end = self._all.reaper.wait(self._process, since=run.begun)
         self._is_down.clear()
         self._is_up.set()
@@ -150,7 +153,7 @@ class Container:
             status = await end
         finally:
             self._process = 0
-            self.run = None
+            self.run = self.capture = None
             self._is_up.clear()
             self._is_down.set()
             companion.cancel()

@@ -1,4 +1,7 @@
-"""Commands inside a running container: exec probes and hooks, in its namespaces, as its user, with its environment."""
+"""Commands inside a running container: in its namespaces, as its user, with its environment and working directory.
+
+For exec probes and hooks (:func:`execute`) and for ``kubectl exec`` (:mod:`hpk.agent.sessions`).
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,131 @@ import asyncio
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpk import jobdir
-from hpk.agent import processes, quickjson, runs
+from hpk.agent import descriptors, oci, processes, quickjson, runs
 
 if TYPE_CHECKING:
-    from hpk.agent import container, pod
+    from hpk.agent import consoles, container, pod
 
 MOST_OUTPUT = 10 * 1024
 """Bytes of output that are kept, as the kubelet's prober does."""
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_REASONS = (
+    # What crun says contains → exit code and runc's words. What execve itself refuses, after crun's checks (no program
+    # of this architecture, a script without its interpreter), ends with 1 and crun's words on standard error.
+    ("not found in $PATH", NOT_FOUND, "executable file not found in $PATH"),
+    ("executable file `", NOT_FOUND, "no such file or directory"),
+    ("not a regular file", NOT_EXECUTABLE, "is a directory"),
+    ("not executable", NOT_EXECUTABLE, "permission denied"),
+    ("ermission denied", NOT_EXECUTABLE, "permission denied"),
+)
+_LINGER_SECONDS = 0.2
+"""How long a probe's output is waited for, after the probe, if it left something in the background."""
+_MOST_PAUSE_SECONDS = 1.0
 
 
 class NotRunning(Exception):
-    """The container is not there to run a command in."""
+    """The container is not there to run a command in, or cannot run it.
+
+    Attributes:
+        exit_code: What a shell would end with (126, 127), where the command is to blame.
+    """
+
+    def __init__(self, message: str, *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Command:
+    """One command, started by crun, which ends with it and as it did.
+
+    Not detached: else crun would, now and then, reap a command that ends at once.
+    """
+
+    def __init__(
+        self,
+        surroundings: pod.Surroundings,
+        run: runs.Run,
+        argv: list[str],
+        *,
+        files: dict[int, int],
+        console: consoles.Console | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            surroundings: Of the pod.
+            run: The container's.
+            argv: The program and its arguments.
+            files: Its descriptor → ours; still ours to close.
+            console: Where to send a terminal, if it is to have one.
+
+        Raises:
+            OSError: No process can be had.
+        """
+        self._argv = argv
+        self._base = os.path.join(run.directory, f"exec-{time.monotonic_ns()}")
+        process = process_of(run.process, argv, has_terminal=console is not None)
+        jobdir.write_bytes(self._base, quickjson.dumps(process).encode("utf-8", "surrogateescape"))
+        since = time.monotonic()
+        pid_file = self._base + ".pid"
+        try:
+            starter = processes.spawn(
+                runs.exec_argv(surroundings.box, run, process_file=self._base, pid_file=pid_file, console=console),
+                files=files,
+            )
+        except OSError:
+            self.close()
+            raise
+        # It inherits from crun to be what a shortage of memory kills, before the agent.
+        with contextlib.suppress(OSError), open(f"/proc/{starter}/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(surroundings.box.oom_score))
+        self.ended: asyncio.Future[Any] = surroundings.reaper.wait(starter, since=since)
+        """crun's raw status, when it has ended."""
+
+    async def has_begun(self) -> bool:
+        """Wait until the program runs, or cannot: until then what comes out of its pipes is said by crun."""
+        path = self._base + ".pid"
+        while not os.path.exists(path):  # noqa: ASYNC240 - a tmpfs
+            if self.ended.done():
+                return False
+            await asyncio.wait({self.ended}, timeout=0.002)
+        return True
+
+    async def wait(self) -> int:
+        """Its exit code, when it has ended: 128 + signal for a signalled one.
+
+        Raises:
+            NotRunning: It could not be run.
+        """
+        status = await asyncio.shield(self.ended)
+        if said := _last_line(self._base + ".pid.log"):
+            raise failure(said, self._argv)
+        return processes.exit_code(status)
+
+    async def kill(self) -> None:
+        """Kill it, if it has not ended, and remove its files; crun, which waits for it, ends too.
+
+        Its process id is known only when crun has told it; while crun lives it cannot be another's.
+        """
+        pause = 0.005
+        while not self.ended.done():
+            self._signal(9)
+            await asyncio.wait({self.ended}, timeout=pause)
+            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+        self.close()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(OSError, ValueError), open(self._base + ".pid", encoding="ascii") as file:
+            os.kill(int(file.read()), number)
+
+    def close(self) -> None:
+        """Remove its files."""
+        for suffix in ("", ".pid", ".pid.log"):
+            with contextlib.suppress(OSError):
+                os.unlink(self._base + suffix)
 
 
 async def execute(
@@ -29,86 +143,72 @@ async def execute(
     *,
     timeout_seconds: float | None = None,
 ) -> tuple[int, str]:
-    """Run a command in a container; its exit code and what it wrote.
+    """Run a probe's or hook's command in a container; its exit code and what it wrote.
 
     Raises:
         NotRunning: The container has ended, or cannot run the command.
-        TimeoutError: It took too long; it has been killed.
+        TimeoutError: It took too long; it is killed.
     """
     run = target.run
     if run is None:
         raise NotRunning(f"container {target.plan['name']} is not running")
-    base = os.path.join(run.directory, f"exec-{time.monotonic_ns()}")
-    text = quickjson.dumps(run.process | {"args": [surroundings.box.fill(word) for word in argv]})
-    jobdir.write_bytes(base, text.encode("utf-8", "surrogateescape"))
     ours, theirs = os.pipe()
     null = os.open("/dev/null", os.O_RDONLY)
-    since = time.monotonic()
     try:
-        command = runs.exec_argv(surroundings.box, run, process_file=base, pid_file=base + ".pid")
-        starter = processes.spawn(command, files={0: null, 1: theirs, 2: theirs})
+        filled = [surroundings.box.fill(word) for word in argv]
+        command = Command(surroundings, run, filled, files={0: null, 1: theirs, 2: theirs})
+    except OSError as error:
+        os.close(ours)
+        raise NotRunning(str(error)) from error
     finally:
         os.close(theirs)
         os.close(null)
+    output = _Output(ours)
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await _attend(surroundings, base, ours, starter=starter, since=since)
+            code = await command.wait()
+            # The output ends with the command, unless it left something in the background.
+            await asyncio.wait({output.task}, timeout=_LINGER_SECONDS)
+            return code, output.data.decode("utf-8", "replace")
     finally:
-        os.close(ours)
-        for suffix in ("", ".pid", ".pid.log"):
-            with contextlib.suppress(OSError):
-                os.unlink(base + suffix)
+        surroundings.in_background(command.kill())
+        await output.close()
 
 
-async def _attend(
-    surroundings: pod.Surroundings, base: str, output: int, *, starter: int, since: float
-) -> tuple[int, str]:
-    """Wait for crun, which ends with the command and as the command did.
+class _Output:
+    """The first bytes of what a command writes."""
 
-    Not detached: else crun would, now and then, reap a command that ends at once.
-    """
-    text = asyncio.create_task(_read(output))
-    try:
-        status = await asyncio.shield(surroundings.reaper.wait(starter, since=since))
-        # The output ends with the command, unless it left something in the background.
-        await asyncio.wait({text}, timeout=0.2)
-    except asyncio.CancelledError:
-        _kill(base)
-        raise
-    finally:
-        text.cancel()
-        data = await text
-    if said := _last_line(base + ".pid.log"):
-        raise NotRunning(said)
-    return processes.exit_code(status), data.decode("utf-8", "replace")
+    def __init__(self, descriptor: int) -> None:
+        self.data = b""
+        self.task = asyncio.create_task(self._read(descriptor))
+        self._descriptor = descriptor
+
+    async def _read(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        while chunk := await descriptors.read(descriptor, 4096):
+            self.data = (self.data + chunk)[:MOST_OUTPUT]
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        os.close(self._descriptor)
 
 
-def _kill(base: str) -> None:
-    """Kill a command that takes too long; crun, which waits for it, ends too."""
-    with contextlib.suppress(OSError, ValueError), open(base + ".pid", encoding="ascii") as file:
-        os.kill(int(file.read()), 9)
+def process_of(process: dict[str, Any], argv: list[str], *, has_terminal: bool) -> dict[str, Any]:
+    """The OCI process of a command beside the container's own; pure."""
+    env = list(process["env"])
+    if has_terminal and not any(one.startswith("TERM=") for one in env):
+        env.append(f"TERM={oci.DEFAULT_TERMINAL}")
+    return process | {"args": argv, "env": env, "terminal": has_terminal}
 
 
-async def _read(descriptor: int) -> bytes:
-    """What is written there until all writers have gone or the task is cancelled."""
-    os.set_blocking(descriptor, False)
-    loop = asyncio.get_running_loop()
-    data = b""
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def take() -> None:
-        nonlocal data
-        with contextlib.suppress(BlockingIOError):
-            chunk = os.read(descriptor, 4096)
-            data = (data + chunk)[:MOST_OUTPUT]
-            if not chunk and not ended.done():
-                ended.set_result(None)
-
-    loop.add_reader(descriptor, take)
-    with contextlib.suppress(asyncio.CancelledError):  # our caller cancels us to have what there is
-        await ended
-    loop.remove_reader(descriptor)
-    return data
+def failure(said: str, argv: list[str]) -> NotRunning:
+    """What crun said, in runc's words, which users know and programs look for; pure."""
+    for part, code, why in _REASONS:
+        if part in said:
+            name = argv[0] if argv else ""
+            return NotRunning(f'unable to start container process: exec: "{name}": {why}', exit_code=code)
+    return NotRunning(said)
 
 
 def _last_line(path: str) -> str:

@@ -11,7 +11,7 @@ import sys
 import time
 
 from hpk import jobdir
-from hpk.agent import namespaces, processes, quickjson, runs, sandbox, volumes
+from hpk.agent import claim, namespaces, processes, quickjson, runs, sandbox, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,14 +50,22 @@ def main(arguments: list[str]) -> int:
         from hpk.agent import refuse  # noqa: PLC0415 - rare
 
         return refuse.refuse(plan, facts, places)
-    start = begin(plan, facts, places)
+    try:
+        start = begin(plan, facts, places)
+    except claim.Taken as taken:
+        print(taken, flush=True)  # noqa: T201 - the job's output is the log
+        return 0
     from hpk.agent import rest  # noqa: PLC0415 - asyncio and all that, while the container starts
 
     return rest.run(start)
 
 
 def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -> Start:
-    """Make the sandbox and ask crun for the first containers; faults are in the result."""
+    """Make the sandbox and ask crun for the first containers; faults are in the result.
+
+    Raises:
+        claim.Taken: Another job runs the pod.
+    """
     box = sandbox.Sandbox(plan, facts, places=places)
     start = Start(plan, box)
     os.umask(0o022)  # the job script has 077; what containers see must not depend on it
@@ -69,6 +77,7 @@ def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -
         )
         return start
     try:
+        claim.take(places.pod.claim, facts.job_id)
         helper = namespaces.enter(plan)
         box.prepare()
         start.mark("sandbox")

@@ -51,6 +51,7 @@ MASKED = (
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEFAULT_TERMINAL = "xterm"  # what containerd says
 
 
 class Bind:
@@ -120,9 +121,11 @@ def process(
     """The ``process`` object of a configuration, or of an exec into the running container."""
     values = dict(env)
     values.setdefault("PATH", DEFAULT_PATH)
+    if container["tty"]:
+        values.setdefault("TERM", DEFAULT_TERMINAL)
     granted = capabilities(container["add_capabilities"], container["drop_capabilities"])
     return {
-        "terminal": False,
+        "terminal": container["tty"],
         "user": {"uid": identity.uid, "gid": identity.gid, "additionalGids": identity.groups},
         "args": argv,
         "env": [f"{name}={value}" for name, value in values.items()],

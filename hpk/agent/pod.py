@@ -36,10 +36,18 @@ class Surroundings:
         self.is_stopping = asyncio.Event()
         plan = box.plan
         self.pod_name = f"{plan['name']}_{plan['namespace']}({plan['uid']})"
+        self._background: set[asyncio.Task[None]] = set()
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def retire(self, run: runs.Run | Exception) -> None:
         """Remove what a run that has ended left behind, when there is time for it."""
         if not isinstance(run, Exception):
+            runs.close_stdin(run)  # here and not in the thread: sessions close it too
             asyncio.get_running_loop().run_in_executor(None, runs.clean, run)
 
 
@@ -56,6 +64,10 @@ class Pod:
                 one.adopt(begun[one.plan["name"]])
         self._limit: deadline.Deadline | None = None
         self._tasks: dict[container.Container, asyncio.Task[bool]] = {}
+
+    def find(self, name: str) -> container.Container | None:
+        """The container of this name, if the pod has it."""
+        return next((one for one in self._containers if one.plan["name"] == name), None)
 
     @property
     def _apps(self) -> list[container.Container]:

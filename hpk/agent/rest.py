@@ -10,16 +10,19 @@ import signal
 from typing import TYPE_CHECKING
 
 import hpk
-from hpk.agent import logs, pod, processes, report
+from hpk.agent import logs, pod, processes, report, sessions
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hpk.agent import main
     from hpk.link import client
+    from hpk.link import sessions as link_sessions
 
 DISK_SECONDS = 10.0
 """How long a finished agent waits for a disk that does not take the last report."""
 LINK_SECONDS = 5.0
-"""How long a finished agent waits for the kubelet to have read it; the file is there all the same."""
+"""How long a finished agent waits for the kubelet to have read it, and for clients; the file is there all the same."""
 HURRIED_SECONDS = 1.0
 """The same when Slurm is about to kill the job, and the node is still to be cleaned."""
 
@@ -50,7 +53,8 @@ async def _run(start: main.Start) -> int:
     reporter.changed()
     life = asyncio.create_task(_live(start, the_pod, reporter), name="pod")
     loop.call_soon(reaper.reap)
-    link = asyncio.create_task(_link(start, the_pod, reporter), name="link")
+    serve = sessions.Server(surroundings, the_pod).serve
+    link = asyncio.create_task(_link(start, the_pod, reporter, serve), name="link")
     sweeper = asyncio.create_task(_sweep(reaper), name="sweep")
     await life
     reporter.finish()
@@ -75,7 +79,9 @@ async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) 
     reporter.event("Warning", reason, message)
 
 
-async def _link(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) -> client.LinkClient:
+async def _link(
+    start: main.Start, the_pod: pod.Pod, reporter: report.Reporter, serve: Callable[..., Awaitable[link_sessions.Ended]]
+) -> client.LinkClient:
     """Dial the kubelet; the client runs on by itself."""
     # gRPC takes 0.2 s of CPU to import: in a thread, as containers may need the loop meanwhile.
     module = await asyncio.to_thread(importlib.import_module, "hpk.link.client")
@@ -90,6 +96,7 @@ async def _link(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) 
         certificate=keys["certificate"].encode(),
         key=keys["key"].encode(),
         on_terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
+        on_session=serve,
     )
     link.start()
     reporter.attach(link)
@@ -97,14 +104,16 @@ async def _link(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) 
 
 
 async def _acknowledged(link: asyncio.Task[client.LinkClient], start: main.Start, reporter: report.Reporter) -> None:
-    """Stay until the kubelet has the last report, but not for ever: it also reads the file."""
+    """Stay until the kubelet has the last report, and clients the last output; not for ever: both are in files, too."""
     if not os.path.exists(start.box.places.endpoint):  # noqa: ASYNC240 - one look
         return
     ended = reporter.report["ended"]
     is_hurried = ended is not None and ended["reason"] == "Signalled"
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HURRIED_SECONDS if is_hurried else LINK_SECONDS):
-            await (await asyncio.shield(link)).acknowledged(reporter.report["sequence"])
+            client = await asyncio.shield(link)
+            await client.acknowledged(reporter.report["sequence"])
+            await client.idle()
 
 
 async def _sweep(reaper: processes.Reaper) -> None:

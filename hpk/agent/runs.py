@@ -12,7 +12,7 @@ import os
 import time
 
 from hpk import jobdir
-from hpk.agent import images, inroot, oci, processes, quickjson, users
+from hpk.agent import consoles, images, inroot, oci, processes, quickjson, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ class Run:
         self.outputs: dict[str, int] = {}
         """``stdout``, ``stderr``: the ends that we read."""
         self.stdin: int | None = None
-        """The end that we write, if the container wants input."""
+        """The end that we write, if the container wants input; its terminal, if it has one."""
+        self.console: consoles.Console | None = None
+        """Where crun sends the terminal; :func:`launch` takes it."""
         self.held: list[int] = []
         """Descriptors of sub paths: crun is handed paths under /proc/<our pid>/fd, which must live as long."""
         self.process: dict[str, object] = {}
@@ -126,12 +128,14 @@ def _begin(box: sandbox.Sandbox, run: Run) -> None:
 
 def _spawn(box: sandbox.Sandbox, run: Run) -> None:
     container = run.container
+    argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", run.runtime_log]
+    argv += ["create", "--bundle", run.directory, "--pid-file", run.pid_file]
     theirs: dict[int, int] = {}
     if container["tty"]:
-        ours, terminal = os.openpty()
-        run.outputs["stdout"] = ours
-        run.stdin = os.dup(ours) if container["stdin"] else None
-        theirs = {0: terminal, 1: terminal, 2: terminal}
+        run.console = consoles.Console(box.places.private)
+        argv += ["--console-socket", run.console.path]
+        null = os.open("/dev/null", os.O_RDWR)
+        theirs = {0: null, 1: null, 2: null}
     else:
         if container["stdin"]:
             theirs[0], run.stdin = os.pipe()
@@ -139,8 +143,7 @@ def _spawn(box: sandbox.Sandbox, run: Run) -> None:
             theirs[0] = os.open("/dev/null", os.O_RDONLY)
         run.outputs["stdout"], theirs[1] = os.pipe()
         run.outputs["stderr"], theirs[2] = os.pipe()
-    argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", run.runtime_log]
-    argv += ["create", "--bundle", run.directory, "--pid-file", run.pid_file, run.id]
+    argv.append(run.id)
     try:
         run.starter = processes.spawn(argv, files=theirs)
     finally:
@@ -155,8 +158,13 @@ def launch(box: sandbox.Sandbox, run: Run) -> None:
     the FIFO's absence for "running".
 
     Raises:
-        OSError: The process is gone.
+        OSError: The process is gone, or its terminal did not come.
     """
+    if run.console:
+        run.outputs["stdout"] = run.console.take()
+        run.stdin = os.dup(run.outputs["stdout"])
+        run.console.close()
+        run.console = None
     with open(run.pid_file, encoding="ascii") as file:
         run.process_id = int(file.read())
     path = os.path.join(box.places.runtime, run.id, "exec.fifo")
@@ -177,19 +185,32 @@ def launch(box: sandbox.Sandbox, run: Run) -> None:
         os.close(fifo)
 
 
-def exec_argv(box: sandbox.Sandbox, run: Run, *, process_file: str, pid_file: str) -> list[str]:
+def exec_argv(
+    box: sandbox.Sandbox, run: Run, *, process_file: str, pid_file: str, console: consoles.Console | None = None
+) -> list[str]:
     """The command that starts one more process in a running container; it is told of in a file, not in arguments."""
     argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", pid_file + ".log"]
-    return [*argv, "exec", "--process", process_file, "--pid-file", pid_file, run.id]
+    argv += ["exec", "--process", process_file, "--pid-file", pid_file]
+    return [*argv, *(["--console-socket", console.path] if console else []), run.id]
+
+
+def close_stdin(run: Run) -> None:
+    """End the container's input."""
+    if run.stdin is not None:
+        os.close(run.stdin)
+        run.stdin = None
 
 
 def clean(run: Run) -> None:
     """Remove the writable layer of a run that has ended, as a restart starts from the image again."""
     import shutil  # noqa: PLC0415 - not before the first container runs
 
-    for descriptor in [*run.held, *([run.stdin] if run.stdin is not None else [])]:
+    close_stdin(run)
+    if run.console:
+        run.console.close()
+    for descriptor in run.held:
         os.close(descriptor)
-    run.held, run.stdin = [], None
+    run.held = []
     root = os.path.join(run.root_directory, "root")
     if os.path.ismount(root):
         images.unmount_quietly(root)

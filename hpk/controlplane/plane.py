@@ -93,10 +93,6 @@ class ControlPlane:
         """As ``hpk:binder``."""
         return self.layout.kubeconfig("binder")
 
-    def pids(self) -> dict[str, int | None]:
-        """The processes by component."""
-        return {name: self._supervisor.pid(name) for name in layouts.BINARIES}
-
     async def run(self) -> None:
         """Run until cancelled, then stop everything in order; nothing is left running.
 

@@ -254,6 +254,8 @@ class Registry:
                 response.release()
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem, cause = f'failed to do request: {method} "{url}": {_why(error)}', error
+                if isinstance(error, aiohttp.ClientConnectorSSLError):
+                    problem += " (if it speaks plain HTTP, name it in HPK_INSECURE_REGISTRIES)"
                 if isinstance(error, (aiohttp.ClientSSLError, aiohttp.InvalidURL)):
                     raise errors.RegistryUnavailable(problem) from error
             pause = pauses.failed() if asked_for is None else asked_for

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from hpk import errors
+from hpk.aio import backoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from hpk.kube import client
 
 LOG = structlog.get_logger(__name__)
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
+PAUSES = backoff.Policy(first_seconds=0.1, cap_seconds=5.0, healthy_seconds=5.0)
+"""Between a watch that failed or ended and the next; one that has lasted is followed at once."""
 
 
 class Informer:
@@ -51,20 +52,23 @@ class Informer:
 
     async def run(self) -> None:
         """Keep the copy true until cancelled; an API server that is away is waited for, without end."""
-        pause = FIRST_PAUSE_SECONDS
+        pauses = backoff.Backoff(PAUSES)
         version = ""
         while True:
+            pauses.started()
+            trouble = "the server ended the watch"
             try:
                 version = version or await self._list()
-                pause = FIRST_PAUSE_SECONDS
                 version = await self._watch(version)
             except errors.Conflict:
-                version = ""
+                version, trouble = "", "its version is too old"
             except Exception as error:  # noqa: BLE001 - whatever a server answers, the watch goes on
-                LOG.warning("Cannot watch, will try again", path=self._path, error=str(error), pause_seconds=pause)
+                version, trouble = version if isinstance(error, errors.ApiUnavailable) else "", str(error)
+                LOG.warning("Cannot watch, will try again", path=self._path, error=trouble)
+            pause = pauses.failed()
+            if pauses.failures > 1:  # servers end watches now and then, and that is no failure
+                LOG.debug("Watching again", path=self._path, after=trouble, pause_seconds=round(pause, 1))
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
-                version = version if isinstance(error, errors.ApiUnavailable) else ""
 
     async def _list(self) -> str:
         answer = await self._kube.get(self._path, query={**self._query, "resourceVersion": "0"})

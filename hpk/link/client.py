@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,14 +11,19 @@ import grpc
 import grpc.aio
 
 from hpk import jobdir
-from hpk.link import link_pb2, link_pb2_grpc
+from hpk.link import link_pb2, link_pb2_grpc, peer, sessions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-PROTOCOL = 1
+PROTOCOL = 2
 SERVER_NAME = "hpk-kubelet"
 """The name in the kubelet's certificate, wherever it runs."""
+WINDOW = (
+    # What a session may hold that nobody reads. gRPC would let it grow to many megabytes for each.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 512 << 10),
+)
 OPTIONS = (
     ("grpc.ssl_target_name_override", SERVER_NAME),
     # A compute node that vanishes, or a control plane that moves, is noticed within half a minute.
@@ -29,6 +33,7 @@ OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
     ("grpc.enable_http_proxy", 0),
+    *WINDOW,
 )
 FIRST_PAUSE_SECONDS = 0.2
 MOST_PAUSE_SECONDS = 15.0
@@ -57,6 +62,7 @@ class LinkClient:
         certificate: bytes,
         key: bytes,
         on_terminate: Callable[[Terminate], None],
+        on_session: Callable[[sessions.Request, peer.Peer], Awaitable[sessions.Ended]] | None = None,
     ) -> None:
         """Know who we are and whom to trust.
 
@@ -69,11 +75,13 @@ class LinkClient:
             certificate: PEM of ours.
             key: PEM of ours.
             on_terminate: Called in the event loop.
+            on_session: Serves a session, in a task of its own that is cancelled when its client is gone.
         """
         self._hello = link_pb2.Hello(protocol=PROTOCOL, uid=uid, agent_version=version, job_id=job_id)
         self._endpoint_file = endpoint_file
         self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
         self._on_terminate = on_terminate
+        self._sessions = peer.Sessions(on_session or _none)
         self._newest: tuple[int, bytes] | None = None
         self._news = asyncio.Event()
         self._acknowledged = 0
@@ -101,6 +109,10 @@ class LinkClient:
             self._heard.clear()
             await self._heard.wait()
 
+    async def idle(self) -> None:
+        """Wait until no session is left."""
+        await self._sessions.idle()
+
     async def _run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
@@ -119,10 +131,14 @@ class LinkClient:
         async with grpc.aio.secure_channel(target, self._credentials, options=OPTIONS) as channel:
             stub = link_pb2_grpc.LinkStub(channel)
             call = stub.Attach(self._messages())
-            with contextlib.suppress(grpc.RpcError):
+            try:
                 async for message in call:
                     was_welcome = True
-                    self._hear(message)
+                    self._hear(message, stub)
+            except grpc.RpcError:
+                pass
+            finally:
+                await self._sessions.close()
         return was_welcome
 
     async def _messages(self) -> AsyncIterator[link_pb2.AgentMessage]:
@@ -136,7 +152,7 @@ class LinkClient:
                 continue
             await self._news.wait()
 
-    def _hear(self, message: link_pb2.KubeletMessage) -> None:
+    def _hear(self, message: link_pb2.KubeletMessage, stub: link_pb2_grpc.LinkStub) -> None:
         kind = message.WhichOneof("kind")
         if kind == "received":
             self._acknowledged = max(self._acknowledged, message.received.sequence)
@@ -144,3 +160,11 @@ class LinkClient:
         elif kind == "terminate":
             wish = message.terminate
             self._on_terminate(Terminate(grace_seconds=wish.grace_seconds, reason=wish.reason, message=wish.message))
+        elif kind == "open":
+            self._sessions.open(stub, message.open)
+        elif kind == "abandon":
+            self._sessions.abandon(message.abandon.session)
+
+
+async def _none(_request: sessions.Request, _peer: peer.Peer) -> sessions.Ended:
+    return sessions.Ended(error="this agent serves no sessions", reason="NotSupported")

@@ -39,6 +39,11 @@ class LinkStub:
                 request_serializer=hpk_dot_link_dot_link__pb2.AgentMessage.SerializeToString,
                 response_deserializer=hpk_dot_link_dot_link__pb2.KubeletMessage.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/hpk.link.v1.Link/Session',
+                request_serializer=hpk_dot_link_dot_link__pb2.FromAgent.SerializeToString,
+                response_deserializer=hpk_dot_link_dot_link__pb2.ToAgent.FromString,
+                _registered_method=True)
 
 
 class LinkServicer:
@@ -51,6 +56,14 @@ class LinkServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Session(self, request_iterator, context):
+        """One stream for each session.  The agent's first message names it; Ended is its last, after all data; the
+        kubelet ends the stream when it has read that.  If the stream ends before, the agent gives up what still runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +71,11 @@ def add_LinkServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=hpk_dot_link_dot_link__pb2.AgentMessage.FromString,
                     response_serializer=hpk_dot_link_dot_link__pb2.KubeletMessage.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=hpk_dot_link_dot_link__pb2.FromAgent.FromString,
+                    response_serializer=hpk_dot_link_dot_link__pb2.ToAgent.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +105,33 @@ class Link:
             '/hpk.link.v1.Link/Attach',
             hpk_dot_link_dot_link__pb2.AgentMessage.SerializeToString,
             hpk_dot_link_dot_link__pb2.KubeletMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/hpk.link.v1.Link/Session',
+            hpk_dot_link_dot_link__pb2.FromAgent.SerializeToString,
+            hpk_dot_link_dot_link__pb2.ToAgent.FromString,
             options,
             channel_credentials,
             insecure,

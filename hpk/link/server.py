@@ -10,16 +10,17 @@ import grpc
 import grpc.aio
 import structlog
 
-from hpk.link import client, link_pb2, link_pb2_grpc
+from hpk.link import client, link_pb2, link_pb2_grpc, opener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from hpk import records
+    from hpk.link import sessions
 
 log = structlog.get_logger(__name__)
 
-MOST_WISHES = 16
+MOST_WISHES = 2 * opener.MOST_FOR_POD + 16
 """Messages that may wait for one agent; more means that it does not listen, and its stream is ended."""
 OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
@@ -29,10 +30,11 @@ OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.so_reuseport", 0),
+    *client.WINDOW,
 )
 
 
-class _Session:
+class _Stream:
     """One agent's stream."""
 
     def __init__(self, hello: link_pb2.Hello) -> None:
@@ -80,13 +82,14 @@ class LinkServer:
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
         self._address = f"{host}:{port}"
-        self._sessions: dict[str, _Session] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._opener = opener.Opener(self._line)
         self._server: grpc.aio.Server | None = None
 
     @property
     def connected(self) -> frozenset[str]:
         """The UIDs of the pods whose agents are on the line."""
-        return frozenset(self._sessions)
+        return frozenset(self._streams)
 
     async def start(self) -> int:
         """Listen; returns the port.
@@ -95,7 +98,7 @@ class LinkServer:
             RuntimeError: The port is taken.
         """
         server = grpc.aio.server(options=OPTIONS)
-        link_pb2_grpc.add_LinkServicer_to_server(_Servicer(self._attach), server)
+        link_pb2_grpc.add_LinkServicer_to_server(_Servicer(self._attach, self._session), server)
         port: int = server.add_secure_port(self._address, self._credentials)
         await server.start()
         self._server = server
@@ -103,39 +106,60 @@ class LinkServer:
 
     async def stop(self, *, grace_seconds: float = 1.0) -> None:
         """End all streams; the agents go on without us."""
-        for session in self._sessions.values():
-            session.put(None)
+        self._opener.close()
+        for stream in self._streams.values():
+            stream.put(None)
         if self._server:
             await self._server.stop(grace_seconds)
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str = "Deleted", message: str = "") -> bool:
         """Ask a pod's agent to end the pod; whether it is on the line. It may be said again, with a shorter grace."""
-        session = self._sessions.get(uid)
+        stream = self._streams.get(uid)
         wish = link_pb2.Terminate(grace_seconds=grace_seconds, reason=reason, message=message)
-        return session is not None and session.put(link_pb2.KubeletMessage(terminate=wish))
+        return stream is not None and stream.put(link_pb2.KubeletMessage(terminate=wish))
+
+    async def open(self, uid: str, request: sessions.Request) -> sessions.Session:
+        """Begin a session in a pod (see :class:`sessions.Opener`).
+
+        Raises:
+            errors.AgentUnavailable: Its agent is not on the line, is too old, or does not answer.
+        """
+        return await self._opener.open(uid, request)
+
+    def _line(self, uid: str) -> opener.Line | None:
+        stream = self._streams.get(uid)
+        if stream is None:
+            return None
+        return opener.Line(protocol=stream.hello.protocol, version=stream.hello.agent_version, say=stream.put)
+
+    async def _session(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """An agent's call for a session that it was asked for."""
+        names = context.auth_context().get("x509_common_name", [])
+        await self._opener.serve(context, names[0].decode() if names else "")
 
     async def _attach(
         self, requests: AsyncIterator[link_pb2.AgentMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[link_pb2.KubeletMessage]:
         hello = await self._greet(requests, context)
         uid = hello.uid
-        session = _Session(hello)
-        if old := self._sessions.get(uid):
+        stream = _Stream(hello)
+        if old := self._streams.get(uid):
             old.put(None)  # the agent has dialled anew before its old stream was known to be dead
-        self._sessions[uid] = session
-        session.put(link_pb2.KubeletMessage(welcome=link_pb2.Welcome(protocol=client.PROTOCOL)))
+        self._streams[uid] = stream
+        stream.put(link_pb2.KubeletMessage(welcome=link_pb2.Welcome(protocol=client.PROTOCOL)))
         listening: asyncio.Task[None] | None = None
         try:
             await self._on_connected(uid)
-            listening = asyncio.create_task(self._listen(uid, session, requests), name=f"link {uid}")
-            while (message := await session.outbox.get()) is not None:
+            listening = asyncio.create_task(self._listen(uid, stream, requests), name=f"link {uid}")
+            while (message := await stream.outbox.get()) is not None:
                 yield message
         finally:
             if listening:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
-            if self._sessions.get(uid) is session:
-                del self._sessions[uid]
+            if self._streams.get(uid) is stream:
+                del self._streams[uid]
+                self._opener.lose(uid)
                 await self._on_disconnected(uid)
 
     async def _greet(
@@ -152,7 +176,7 @@ class LinkServer:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the certificate is of another pod")
         return first.hello
 
-    async def _listen(self, uid: str, session: _Session, requests: AsyncIterator[link_pb2.AgentMessage]) -> None:
+    async def _listen(self, uid: str, stream: _Stream, requests: AsyncIterator[link_pb2.AgentMessage]) -> None:
         """Hand on reports until the agent hangs up; a report that cannot be handled must not end the kubelet."""
         try:
             async for message in requests:
@@ -160,16 +184,21 @@ class LinkServer:
                     continue
                 sequence = message.report.sequence
                 await self._on_report(uid, json.loads(message.report.json))
-                if not session.put(link_pb2.KubeletMessage(received=link_pb2.Received(sequence=sequence))):
+                if not stream.put(link_pb2.KubeletMessage(received=link_pb2.Received(sequence=sequence))):
                     return
         except grpc.RpcError:
             return
         except Exception:
-            log.exception("Cannot handle a report", uid=uid, job=session.hello.job_id)
+            log.exception("Cannot handle a report", uid=uid, job=stream.hello.job_id)
         finally:
-            session.put(None)
+            stream.put(None)
 
 
 class _Servicer(link_pb2_grpc.LinkServicer):  # type: ignore[misc] # generated without types
-    def __init__(self, attach: Callable[..., AsyncIterator[link_pb2.KubeletMessage]]) -> None:
+    def __init__(
+        self,
+        attach: Callable[..., AsyncIterator[link_pb2.KubeletMessage]],
+        session: Callable[..., Awaitable[None]],
+    ) -> None:
         self.Attach = attach
+        self.Session = session

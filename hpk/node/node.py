@@ -41,6 +41,9 @@ MOST_IMAGE_NAMES = 5
 EXTENDED_RESOURCES: Mapping[str, str] = {"gpu": "nvidia.com/gpu"}
 """Slurm's gres by the name under which pods ask for it; what is not here is not offered."""
 
+DECLARED_FEATURES = ("ExtendWebSocketsToKubelet",)
+"""What the API server need not do for us: it hands clients' WebSockets on as they are. Sorted, as it wants them."""
+
 Object = dict[str, Any]
 
 
@@ -208,6 +211,7 @@ def status(facts: Facts, seen: Observation) -> Object:
             "architecture": machine.architecture,
         },
         "images": _images(seen.images),
+        "declaredFeatures": list(DECLARED_FEATURES),
     }
     if seen.capacity is not None:
         made["capacity"] = resources(facts, seen.capacity)
@@ -299,6 +303,7 @@ def _is_same(have: Object, wanted: Object) -> bool:
         all(_holds(said.get(condition["type"]), condition) for condition in wanted["conditions"])
         and (have.get("addresses") or []) == wanted["addresses"]
         and (have.get("images") or []) == wanted["images"]
+        and (have.get("declaredFeatures") or []) == wanted["declaredFeatures"]
         and have.get("daemonEndpoints") == wanted["daemonEndpoints"]
         and _holds(have.get("nodeInfo"), wanted["nodeInfo"])
         and all(_holds_quantities(have.get(part), wanted.get(part) or {}) for part in ("capacity", "allocatable"))
@@ -345,17 +350,11 @@ class NodeController:
         self._sync_seconds, self._report_seconds = sync_seconds, report_seconds
         self._path = f"{NODES}/{facts.name}"
         self._written_at: float | None = None
-        self._poked = asyncio.Event()
-
-    def poke(self) -> None:
-        """Look again now: something that the status tells has changed."""
-        self._poked.set()
 
     async def run(self) -> None:
         """Sync until cancelled; failures of the API server are waited out, without end."""
         pauses = backoff.Backoff(backoff.Policy(first_seconds=0.1, cap_seconds=7.0))
         while True:
-            self._poked.clear()
             try:
                 async with asyncio.timeout(REQUEST_SECONDS):
                     await self.sync()
@@ -364,11 +363,7 @@ class NodeController:
             except (errors.HpkError, TimeoutError) as error:
                 pause = pauses.failed()
                 LOG.warning("Cannot update the node", node=self._facts.name, error=str(error) or "timed out")
-            try:
-                async with asyncio.timeout(pause):
-                    await self._poked.wait()
-            except TimeoutError:
-                pass
+            await asyncio.sleep(pause)
 
     async def sync(self) -> None:
         """Make the server's node true, once; creates it if it is missing.

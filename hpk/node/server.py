@@ -1,7 +1,6 @@
 """The kubelet's HTTPS API: logs, pods, health, admission; authenticated and authorized on every path.
 
-Only http/1.1 is offered (ALPN), for exec, attach and port-forward will upgrade the connection.  How they can
-take over the raw socket under aiohttp is written down in ``docs/adr/0002-kubelet-streams.md``.
+Only http/1.1 is offered (ALPN), for exec, attach and port-forward (:mod:`hpk.node.streams`) upgrade the connection.
 Source: pkg/kubelet/server/server.go of Kubernetes 1.37.
 """
 
@@ -21,11 +20,13 @@ from aiohttp import web
 from hpk import errors
 from hpk.kube import admission
 from hpk.node import auth, logquery, logs, metrics
+from hpk.node.streams import routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpk import jobdir
+    from hpk.link import sessions
     from hpk.node import podsource, reviewer
 
 LOG = structlog.get_logger(__name__)
@@ -77,6 +78,7 @@ class KubeletServer:
         state: jobdir.State,
         authenticator: auth.Authenticator,
         authorizer: auth.Authorizer,
+        opener: sessions.Opener,
         context: ssl.SSLContext,
         host: str,
         port: int,
@@ -89,6 +91,7 @@ class KubeletServer:
         self._context, self._host, self._port = context, host, port
         self._configuration = dict(configuration or {})
         self._metrics = metrics.registry(pods)
+        self._streams = routes.Streams(pods, opener)
         self._runner: web.AppRunner | None = None
         self._following: set[asyncio.Task[Any]] = set()
 
@@ -116,8 +119,9 @@ class KubeletServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop; requests in flight are cut."""
+        """Stop; requests in flight are cut, and sessions into pods told why."""
         if self._runner is not None:
+            await self._streams.close()
             for task in self._following:
                 task.cancel()
             await self._runner.cleanup()
@@ -138,10 +142,8 @@ class KubeletServer:
     def _application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_BODY_BYTES)
         app.router.add_post(admission.PATH, self._review)
-        pod = "/{namespace}/{pod}"
-        container = f"{pod}/{{container}}"
         for path, handler in (
-            (f"/containerLogs{container}", self._container_logs),
+            ("/containerLogs/{namespace}/{pod}/{container}", self._container_logs),
             ("/pods", self._all_pods),
             ("/pods/", self._all_pods),
             ("/runningpods", self._running_pods),
@@ -151,11 +153,7 @@ class KubeletServer:
             ("/metrics", self._own_metrics),
         ):
             app.router.add_get(path, handler, allow_head=False)
-        for name in ("exec", "attach", "run"):
-            for path in (f"/{name}{container}", f"/{name}{pod}/{{uid}}/{{container}}"):
-                app.router.add_route("*", path, _later(name))
-        for path in (f"/portForward{pod}", f"/portForward{pod}/{{uid}}"):
-            app.router.add_route("*", path, _later("port-forward"))
+        self._streams.add_to(app.router)
         return app
 
     @web.middleware
@@ -289,13 +287,6 @@ async def _send(
         return response
     await response.write_eof()
     return response
-
-
-def _later(name: str) -> Any:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(status=501, text=f"{name} is not supported yet")
-
-    return answer
 
 
 def _is_running(pod: Object) -> bool:

@@ -24,8 +24,8 @@ LOG = structlog.get_logger(__name__)
 class Line(Protocol):
     """The kubelet's end of the link, as far as a pod's path uses it."""
 
-    def terminate(self, uid: str, *, grace_seconds: float) -> bool:
-        """Ask the agent to end its pod; False if it is not on the line."""
+    def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
+        """Ask the agent to end its pod, for a reason of `records.Ended`; False if it is not on the line."""
 
 
 class Agents:
@@ -72,11 +72,11 @@ class Agents:
             self._keep(uid, report)
         return self._reports.get(uid)
 
-    def terminate(self, uid: str, *, grace_seconds: float) -> bool:
+    def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
         """Ask the agent to end its pod within the grace; False if it is not on the line."""
         if self.line is None or uid not in self._lines:
             return False
-        return self.line.terminate(uid, grace_seconds=grace_seconds)
+        return self.line.terminate(uid, grace_seconds=grace_seconds, reason=reason)
 
     def forget(self, uid: str) -> None:
         """Drop what is known of a pod that is done with."""

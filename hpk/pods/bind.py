@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from hpk import errors
+from hpk.aio import backoff
 from hpk.kube import client, informer, v1
 from hpk.pods import queue
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 LOG = structlog.get_logger(__name__)
 SCHEDULER = "default-scheduler"
-RETRY_SECONDS = 1.0
+RETRIES = backoff.Policy(first_seconds=1.0, cap_seconds=60.0)
 
 
 class Binder:
@@ -26,6 +27,7 @@ class Binder:
 
     def __init__(self, kube: client.Kube, *, node: str, recorder: events.Recorder) -> None:
         self._kube, self._node, self._recorder = kube, node, recorder
+        self._refused: dict[str, backoff.Backoff] = {}
         self.queue = queue.Queue(self._bind)
         query = {"fieldSelector": f"spec.nodeName=,spec.schedulerName={SCHEDULER}"}
         self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self.queue.mark)
@@ -33,7 +35,7 @@ class Binder:
     async def _bind(self, uid: str) -> float | None:
         raw = self.informer.objects.get(uid)
         if raw is None or not _is_waiting(raw):
-            self.queue.forget(uid)
+            self._forget(uid)
             return None
         pod = v1.pod(raw)
         meta = pod.metadata
@@ -42,12 +44,18 @@ class Binder:
         try:
             await self._kube.create(client.pod_path(meta.namespace, meta.name, "binding"), body)
         except (errors.NotFound, errors.Conflict):
-            return None  # it is gone, or bound already
+            self._forget(uid)  # it is gone, or bound already
+            return None
         except errors.Rejected as error:
             self._recorder.tell(pod, "Warning", "FailedScheduling", str(error))
-            return RETRY_SECONDS
+            return self._refused.setdefault(uid, backoff.Backoff(RETRIES)).failed()
+        self._forget(uid)
         self._recorder.tell(pod, "Normal", "Scheduled", f"Successfully assigned {pod.where} to {self._node}")
         return None
+
+    def _forget(self, uid: str) -> None:
+        self._refused.pop(uid, None)
+        self.queue.forget(uid)
 
 
 def _is_waiting(raw: dict[str, Any]) -> bool:

@@ -121,6 +121,9 @@ class Allocator(Protocol):
             errors.SlurmUnavailable: Slurm did not answer: not the same as None.
         """
 
+    async def claimant(self, uid: str) -> Allocation | None:
+        """The allocation whose agent has claimed the pod; it alone runs it, whatever else was submitted."""
+
     async def allocate(self, uid: str, *, script: str) -> Allocation:
         """Ask for a place; at most one for each pod, ever.
 

@@ -1,9 +1,9 @@
 """One Slurm job for each pod: the allocator of today (see `model.Allocator`).
 
 Adopt before submitting.  A pod's directory is made once; when it is there already, from before a restart or
-from an sbatch whose answer never came, the agent's report tells its job; without one, Slurm is asked for a job
+from an sbatch whose answer never came, the agent's claim tells its job; without one, Slurm is asked for a job
 with the pod's UID (in its comment or name, or, whatever the user's flags made of those, in its working
-directory) before another is submitted.
+directory) before another is submitted.  Should there be two all the same, the claim lets one of them run.
 """
 
 from __future__ import annotations
@@ -57,35 +57,31 @@ class JobPerPod:
     async def find(self, uid: str) -> model.Allocation | None:
         """The pod's job, from its directory, else from Slurm; errors.SlurmUnavailable if Slurm does not say."""
         directory = self._state.pod(uid)
+        claimant = await self.claimant(uid)
         submission: records.Submission | None = await asyncio.to_thread(jobdir.read_json, directory.submission)
-        if submission is not None:
+        job_id = claimant.job_id if claimant else submission["job_id"] if submission else None
+        if job_id is not None:
             if self._jobs.snapshot is None:
                 await self._jobs.fresh()  # the job of this number must be seen before anything is done to it
-            return model.Allocation(job_id=submission["job_id"], uid=uid)
-        if (job_id := await self._reported_job(uid)) is not None:
-            return await self._adopted(uid, job_id)
-        snapshot = await self._jobs.fresh()
-        found = [job for job in snapshot.jobs.values() if _carries(job, uid)]
-        if not found:
+        else:
+            snapshot = await self._jobs.fresh()
+            job_id = max((job.id for job in snapshot.jobs.values() if _carries(job, uid)), key=int, default=None)
+        if job_id is None:
             return None
-        return await self._adopted(uid, max(found, key=lambda job: int(job.id)).id)
-
-    async def _reported_job(self, uid: str) -> str | None:
-        """The job that the pod's agent reported from: slurmctld forgets jobs (MinJobAge), the report stays."""
-        path = self._state.pod(uid).report
-        try:
-            report: records.Report | None = await asyncio.to_thread(jobdir.read_json, path)
-        except ValueError as error:
-            LOG.warning("Cannot read a report", uid=uid, path=path, error=str(error))
-            return None
-        except OSError as error:
-            raise errors.Retryable(f"Cannot tell whether the pod has run: {error}") from error
-        return (report.get("job_id") or None) if report and report.get("uid") == uid else None
-
-    async def _adopted(self, uid: str, job_id: str) -> model.Allocation:
-        LOG.info("Adopted a job", uid=uid, job=job_id)
-        await self._record(uid, job_id)
+        if submission is None or submission["job_id"] != job_id:
+            LOG.info("Adopted a job", uid=uid, job=job_id)
+            await self._record(uid, job_id)
         return model.Allocation(job_id=job_id, uid=uid)
+
+    async def claimant(self, uid: str) -> model.Allocation | None:
+        """By the claim that the agent makes before anything runs: slurmctld forgets jobs (MinJobAge), it stays."""
+        try:
+            job_id = await asyncio.to_thread(Path(self._state.pod(uid).claim).read_text)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise errors.Retryable(f"Cannot tell whether the pod has run: {error}") from error
+        return model.Allocation(job_id=job_id, uid=uid) if job_id else None
 
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
         """Submit the pod's job; at most once: see `find` for what a lost answer leads to."""

@@ -156,6 +156,7 @@ def _container(
         "gpu": bool(container.resources.limits.get(resources.GPU)),
         "tty": container.tty,
         "stdin": container.stdin,
+        "stdin_once": container.stdin_once,
         "liveness_probe": container.liveness_probe,
         "readiness_probe": container.readiness_probe,
         "startup_probe": container.startup_probe,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpk.kube import client
+    from hpk.pods import services
 
 LOG = structlog.get_logger(__name__)
 
@@ -32,11 +33,11 @@ class Pods:
         self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self._changed)
         self._workers: dict[str, worker.Worker] = {}
         self._listeners: dict[str, set[asyncio.Event]] = {}
-        self._services: worker.Services | None = None
+        self._services: services.Services | None = None
 
-    def serve(self, services: worker.Services) -> None:
+    def serve(self, used: services.Services) -> None:
         """Give the workers what they use; once, before `run` (the services refer back to `mark`)."""
-        self._services = services
+        self._services = used
 
     def mark(self, uid: str) -> None:
         """Something about this pod may have changed."""

@@ -15,24 +15,18 @@ too many does no harm and a restart of the kubelet is just a first round.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from hpk import errors, jobdir
 from hpk.kube import v1
-from hpk.pods import admit, agents, gate, lastwords, model, prepare, report, status, submit
+from hpk.pods import gate, lastwords, launch, model, status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hpk import records
-    from hpk.pods import events
+    from hpk.pods import services
 
 LOG = structlog.get_logger(__name__)
 
@@ -49,51 +43,24 @@ DIAL_SECONDS = 10.0
 FORCED_GRACE_SECONDS = 1.0
 END_LOOK_SECONDS = 5.0
 """After a pod's end its job should be over, too; jobs that end together are asked for together."""
-SUBMIT_PAUSE_SECONDS = 5.0
-LOST_ANSWER_PAUSE_SECONDS = 15.0
-"""How long slurmctld may still take up a submission whose sbatch has given up (its MessageTimeout is 10 s)."""
 LOOK_AGAIN_SECONDS = 15.0
 SOON_SECONDS = 1.0
 DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadline"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Services:
-    """What every worker uses."""
-
-    find: Callable[[str], dict[str, Any] | None]
-    cluster: Callable[[], admit.Cluster]
-    preparer: prepare.Preparer
-    allocator: model.Allocator
-    agents: agents.Agents
-    reporter: report.Reporter
-    recorder: events.Recorder
-    state: jobdir.State
-    submissions: asyncio.Semaphore
-    gate: gate.Gate
-
-
 class Worker:
     """One pod, by UID.  Rounds never overlap (see `queue.Queue`), so nothing here is locked."""
 
-    def __init__(self, uid: str, services: Services) -> None:
-        self.uid, self._s = uid, services
-        self._directory = services.state.pod(uid)
+    def __init__(self, uid: str, used: services.Services) -> None:
+        self.uid, self._s = uid, used
+        self._directory = used.state.pod(uid)
         self._log = LOG.bind(uid=uid)
         self._pod: v1.Pod | None = None
         self._started_at: datetime | None = None
+        self._launch = launch.Launch(uid, used)
         self._allocation: model.Allocation | None = None
-        self._has_looked = False
-        self._is_answer_lost = False
-        self._launch_at = 0.0
-        self._images: dict[str, tuple[str, str]] = {}
-        self._waiting: dict[str, tuple[str, str]] = {}
-        self._failure: tuple[str, str] | None = None
-        self._lanes: tuple[gate.Key, ...] = ()
-        self._attempts = prepare.Attempts()
         self._told_events = 0
         self._told_queue = ""
-        self._told_hold = ""
         self._has_started = False
         self._ended_at: float | None = None
         self._last_words: tuple[model.AllocationState, str] | None = None
@@ -112,7 +79,7 @@ class Worker:
         if self._s.reporter.current(raw).get("status", {}).get("phase") in status.TERMINAL:
             return await self._settle(raw, pod)
         self._started_at = self._started_at or pod.status.start_time or datetime.now(UTC)
-        again = await self._advance(pod)
+        again = await self._advance(pod, self._started_at)
         facts = await self._observe()
         self._tell(pod, facts)
         phase = await self._s.reporter.report(raw, pod, facts, now=datetime.now(UTC))
@@ -123,114 +90,31 @@ class Worker:
 
     # Forward
 
-    async def _advance(self, pod: v1.Pod) -> float | None:
+    async def _advance(self, pod: v1.Pod, started_at: datetime) -> float | None:
         """Do the next thing that brings the pod forward; the seconds until it should be tried again."""
-        if self._allocation is None and not self._has_looked:
-            await self._adopt()
-        if self._allocation is not None or self._failure is not None:
+        await self._adopt()
+        if self._allocation is not None or self._launch.failure is not None:
             return await self._end(pod) if self._must_end(pod) else None
         if pod.metadata.deletion_timestamp is not None or self._is_past_deadline(pod):
             return None
-        if (pause := self._launch_at - time.monotonic()) > 0:
-            return pause  # our own status write woke us: no reason to try again before it is time
-        if self._is_answer_lost:
-            await self._adopt()  # it was not there at once, and may have come since
-            self._is_answer_lost = False
-            if self._allocation is not None:
-                return None
-        return await self._try_to_launch(pod)
-
-    async def _try_to_launch(self, pod: v1.Pod) -> float | None:
-        """Submit the pod's job, or say why not; the seconds until it should be tried again."""
-        try:
-            return await self._launch(pod)
-        except errors.PodRefused as error:
-            self._fail(pod, error.reason, str(error))
-        except errors.JobRefused as error:
-            self._fail(pod, "SubmitFailed", f"Cannot submit pod {pod.where}: {error}")
-        except prepare.NotReady as error:
-            self._waiting = error.waiting
-            return self._try_again_in(error.seconds)
-        except gate.Held as held:
-            if str(held) != self._told_hold:
-                self._told_hold = str(held)
-                self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Waits, as others cannot be submitted: {held}")
-            return held.seconds
-        except errors.Retryable as error:
-            self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Cannot submit yet, will try again: {error}")
-            self._log.warning("Cannot submit yet", error=str(error))
-            self._is_answer_lost = isinstance(error, errors.SlurmUnavailable) and error.may_have_succeeded
-            if self._is_answer_lost:
-                return self._try_again_in(LOST_ANSWER_PAUSE_SECONDS)
-            is_paced = isinstance(error, errors.SlurmUnavailable)  # by the gate, for all pods together
-            self._has_looked = True  # there is no job, for sure
-            return SOON_SECONDS if is_paced else self._try_again_in(SUBMIT_PAUSE_SECONDS)
-        return None
-
-    def _try_again_in(self, seconds: float) -> float:
-        self._launch_at = time.monotonic() + seconds
-        return seconds
+        again = await self._launch.attempt(pod, started_at=started_at)
+        self._follow()
+        return None if self._is_past_deadline(pod) else again
 
     async def _adopt(self) -> None:
-        """Find what an earlier kubelet, or an sbatch whose answer was lost, has left."""
-        if not await asyncio.to_thread(os.path.exists, self._directory.root):
-            self._has_looked = True
+        """Look once for a job that is there already."""
+        if self._allocation is None and not self._launch.has_looked:
+            await self._launch.adopt()
+            self._follow()
+
+    def _follow(self) -> None:
+        """Have the pod's job watched from now on, once there is one."""
+        if self._launch.allocation is None or self._launch.allocation == self._allocation:
             return
-        found = await self._s.allocator.find(self.uid)
-        self._has_looked = True
-        if found is None:
-            return
-        plan: records.PodPlan | None = await asyncio.to_thread(jobdir.read_json, self._directory.plan)
-        if plan is not None:
-            self._images = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
-        await self._s.agents.read(self.uid)
-        self._has_started = True  # for all we know
-        self._follow(found)
-
-    async def _launch(self, pod: v1.Pod) -> float | None:
-        raw = self._s.find(self.uid)
-        if raw is None or self._started_at is None:
-            return None
-        cluster = self._s.cluster()
-        admit.admit(raw, cluster=cluster)
-        self._lanes = gate.keys(pod, cluster.flags)
-        self._s.gate.check(self.uid, self._lanes)
-        try:
-            await self._submit(pod, cluster, self._started_at)
-        finally:
-            self._s.gate.leave(self.uid, self._lanes)
-        return None
-
-    async def _submit(self, pod: v1.Pod, cluster: admit.Cluster, started_at: datetime) -> None:
-        # Not among the few that submit at once: a large image takes minutes, and other pods do not wait for it.
-        ready = await self._s.preparer.prepare(pod, cluster=cluster, started_at=started_at, attempts=self._attempts)
-        self._images, self._waiting = ready.images, {}
-        async with self._s.submissions:
-            if not self._is_wanted():
-                return  # it was deleted meanwhile; the round that this causes does the rest
-            await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
-            async with self._s.gate.turn(self.uid, self._lanes):
-                self._has_looked = False  # from here on a job may exist: whatever happens, look before submitting
-                allocation = await self._s.allocator.allocate(self.uid, script=ready.script)
-        self._has_looked = True
-        self._follow(allocation)
-        self._log.info("Submitted", job=allocation.job_id)
-        message = f"Submitted Slurm job {allocation.job_id}"
-        self._s.recorder.tell(pod, "Normal", "Submitted", message)
-
-    def _is_wanted(self) -> bool:
-        raw = self._s.find(self.uid)
-        return raw is not None and not raw["metadata"].get("deletionTimestamp")
-
-    def _follow(self, allocation: model.Allocation) -> None:
-        self._allocation = allocation
+        self._allocation = self._launch.allocation
+        self._has_started = self._has_started or self._launch.is_adopted  # for all we know
         self._off_line_since = time.monotonic()
-        self._s.allocator.watch(self.uid, allocation)
-
-    def _fail(self, pod: v1.Pod, reason: str, message: str) -> None:
-        self._failure = (reason, message)
-        self._s.recorder.tell(pod, "Warning", reason, message)
-        self._log.info("Failed a pod", reason=reason, message=message)
+        self._s.allocator.watch(self.uid, self._allocation)
 
     def _count(self, pod: v1.Pod, facts: status.Facts, phase: str) -> None:
         """A pod that should run for ever and failed at once makes its controller's next ones wait."""
@@ -243,34 +127,39 @@ class Worker:
             and pod.metadata.deletion_timestamp is None
             and life < gate.AT_ONCE_SECONDS
         ):
-            self._s.gate.failed_at_once(self._lanes, f"pod {pod.where} failed at once; see kubectl describe")
+            self._s.gate.failed_at_once(self._launch.lanes, f"pod {pod.where} failed at once; see kubectl describe")
 
     # The end
 
     def _is_past_deadline(self, pod: v1.Pod) -> bool:
-        seconds = pod.spec.active_deadline_seconds
-        if seconds is None or self._started_at is None:
+        if self._started_at is None or launch.time_left(pod, self._started_at) != 0:
             return False
-        is_past = datetime.now(UTC).timestamp() >= self._started_at.timestamp() + seconds
         is_queued = self._allocation is None or self._state(self._allocation).phase is model.Phase.QUEUED
-        if is_past and self._failure is None and is_queued and self._s.agents.newest(self.uid) is None:
-            self._failure = ("DeadlineExceeded", DEADLINE_MESSAGE)  # once the job has started it is the agent's
-        return is_past and self._failure is not None
+        if self._launch.failure is None and is_queued and self._s.agents.newest(self.uid) is None:
+            self._launch.failure = ("DeadlineExceeded", DEADLINE_MESSAGE)  # once the job has started it is the agent's
+        return self._launch.failure is not None
 
     def _must_end(self, pod: v1.Pod) -> bool:
         if self._allocation is None or self._is_over():
             return False
-        return pod.metadata.deletion_timestamp is not None or self._is_past_deadline(pod)
+        is_unwanted = pod.metadata.deletion_timestamp is not None or self._is_past_deadline(pod)
+        return is_unwanted or self._outlives_its_job()
+
+    def _outlives_its_job(self) -> bool:
+        """Whether the agent is there though Slurm has ended its job, as where a node's slurmd has died."""
+        return self._is_released() and self._s.agents.is_connected(self.uid) and not self._is_finished()
 
     async def _end(self, pod: v1.Pod) -> float | None:
         """See that nothing of the pod runs on: ask the agent, and if it does not listen, cancel the job."""
-        grace = pod.metadata.deletion_grace_period_seconds
-        return await self._stop(float(pod.spec.termination_grace_period_seconds if grace is None else grace))
+        return await self._stop(_grace(pod))
 
     async def _stop(self, grace: float) -> float:
         """Ask for the end within the grace; cancel when that is over.  Asked again only for a shorter grace."""
         now = time.monotonic()
-        if (self._asked is None or grace < self._asked) and self._s.agents.terminate(self.uid, grace_seconds=grace):
+        reason = "Signalled" if self._outlives_its_job() else "Deleted"
+        if (self._asked is None or grace < self._asked) and self._s.agents.terminate(
+            self.uid, grace_seconds=grace, reason=reason
+        ):
             self._asked = grace
             self._cancel_at = now + grace + END_MARGIN_SECONDS
         elif self._cancel_at is None:
@@ -291,8 +180,7 @@ class Worker:
         """The status is final: remove a deleted pod's object, and forget the pod once its job has ended."""
         if pod.metadata.deletion_timestamp is not None and self._is_removable(raw):
             await self._s.reporter.remove(pod)
-        if self._allocation is None and not self._has_looked:
-            await self._adopt()
+        await self._adopt()
         if raw.get("status", {}).get("phase") not in status.TERMINAL:
             return SOON_SECONDS  # our own write has not come back yet: a worker made anew would not know of it
         if not self._is_released():
@@ -322,8 +210,7 @@ class Worker:
 
     async def _vanish(self) -> float | None:
         """The object is gone: end whatever still runs, then remove all that was written for it."""
-        if self._allocation is None and not self._has_looked:
-            await self._adopt()
+        await self._adopt()
         newest = self._s.agents.newest(self.uid) or await self._s.agents.read(self.uid)
         is_finished = bool(newest and newest["finished_at"])
         if not self._is_released() and not is_finished:
@@ -362,14 +249,14 @@ class Worker:
             self._s.allocator.hurry()
         return status.Facts(
             started_at=self._started_at or datetime.now(UTC),
-            waiting=self._waiting,
+            waiting=self._launch.waiting,
             report=newest,
             allocation=state,
             job_id=self._allocation.job_id if self._allocation else "",
-            failure=self._failure,
+            failure=self._launch.failure,
             is_over=self._is_over(),
             output=self._last_words[1] if self._last_words else "",
-            images=self._images,
+            images=self._launch.images,
         )
 
     async def _look(self) -> None:
@@ -378,8 +265,25 @@ class Worker:
             return
         if not self._s.agents.is_connected(self.uid) or self._is_released():
             await self._s.agents.read(self.uid)
+        await self._follow_the_claimant()
         while self._is_released() and not self._is_finished() and self._last_words is None:
             self._last_words = await lastwords.gather(self._s.allocator, self._allocation, self._directory)
+
+    async def _follow_the_claimant(self) -> None:
+        """Where a lost answer has led to two jobs, follow the one that runs the pod; the other leaves by itself."""
+        mine, newest = self._allocation, self._s.agents.newest(self.uid)
+        is_anothers = newest is not None and newest["job_id"] not in {"", mine.job_id if mine else ""}
+        if mine is None or not (is_anothers or (self._is_released() and newest is None)):
+            return
+        claimant = await self._s.allocator.claimant(self.uid)
+        if claimant is None or claimant.job_id == mine.job_id:
+            return
+        self._log.warning("Another job runs the pod, by its claim", claimant=claimant.job_id)
+        await self._s.allocator.release(mine, only_queued=True)
+        self._s.allocator.forget(mine)
+        self._launch.allocation, self._launch.is_adopted = claimant, True
+        self._ended_at = None
+        self._follow()
 
     def _is_finished(self) -> bool:
         """Whether the agent has said that nothing of the pod runs any more."""
@@ -390,7 +294,7 @@ class Worker:
         """Whether nothing of the pod runs or will run, and it is known why."""
         if self._allocation is None:
             is_deleted = self._pod is not None and self._pod.metadata.deletion_timestamp is not None
-            return self._failure is not None or (is_deleted and self._has_looked)
+            return self._launch.failure is not None or (is_deleted and self._launch.has_looked)
         state = self._state(self._allocation)
         newest = self._s.agents.newest(self.uid)
         if newest and (finished_at := newest["finished_at"]):
@@ -401,9 +305,15 @@ class Worker:
         if state.phase is model.Phase.ENDED:
             if not self._has_started and newest is None:
                 return True  # it was cancelled in the queue: no agent has a last word
-            return self._ended_at is not None and time.monotonic() - self._ended_at >= LAST_WORD_SECONDS
+            return self._ended_at is not None and time.monotonic() - self._ended_at >= self._last_word_seconds()
         silence = time.monotonic() - self._off_line_since
         return state.phase is model.Phase.GONE and silence >= LINK_SILENCE_SECONDS
+
+    def _last_word_seconds(self) -> float:
+        """How long after its job's end the agent may still speak: as long as it takes, where it is on the line."""
+        if self._pod is None or not self._s.agents.is_connected(self.uid):
+            return LAST_WORD_SECONDS
+        return _grace(self._pod) + END_MARGIN_SECONDS
 
     def _patience(self, pod: v1.Pod) -> float | None:
         """The seconds until something may be due that no change announces."""
@@ -415,10 +325,8 @@ class Worker:
                 waits.append(SOON_SECONDS)
             elif not self._s.agents.is_connected(self.uid):
                 waits.append(LOOK_AGAIN_SECONDS)
-        if pod.spec.active_deadline_seconds is not None and self._started_at is not None:
-            left = self._started_at.timestamp() + pod.spec.active_deadline_seconds - datetime.now(UTC).timestamp()
-            if left > 0:
-                waits.append(left)
+        if self._started_at is not None and (left := launch.time_left(pod, self._started_at)):
+            waits.append(left)
         return min(waits, default=None)
 
     # Telling
@@ -442,6 +350,12 @@ class Worker:
             self._told_queue = state.reason
             message = f"Slurm job {facts.job_id} is {state.state}: {state.reason}"
             self._s.recorder.tell(pod, "Normal", "Queued", message)
+
+
+def _grace(pod: v1.Pod) -> float:
+    """The seconds that the pod's containers have to end in."""
+    asked = pod.metadata.deletion_grace_period_seconds
+    return float(pod.spec.termination_grace_period_seconds if asked is None else asked)
 
 
 def _sooner(*seconds: float | None) -> float | None:

@@ -134,3 +134,12 @@ def test_nothing_stays_on_the_node(space: Namespace) -> None:
     until(lambda: space.phase("gone") == "Failed")
     for host in ("c1", "c2"):
         until(lambda host=host: not cluster.shell(f"ls -d /tmp/hpk-{uid} 2>/dev/null; true", host=host))  # type: ignore[misc]
+
+
+def test_exec_under_one_id(space: Namespace) -> None:
+    """A command has the container's only user, whatever its number, in all of the container's namespaces."""
+    space.apply(pod("p", "sleep 1000", context="{runAsUser: 1234, runAsGroup: 77}"))
+    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=90s")
+    same = "for n in /proc/1/ns/*; do [ $(readlink $n) = $(readlink /proc/self/ns/${n##*/}) ] || echo $n; done"
+    found = space.kubectl("exec", "p", "--", "sh", "-c", f"id -u; id -g; echo mine > /e/file; {same}")
+    assert found.splitlines() == ["1234", "77"]

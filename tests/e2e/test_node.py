@@ -20,6 +20,7 @@ from hpk.controlplane import apiserver, layout, plane
 from hpk.kube import client
 from hpk.node import auth, host, lease, node, server
 from tests.fakes import pods as fakes
+from tests.fakes import sessions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -132,6 +133,7 @@ async def _world(state: Path, binaries: dict[str, str]) -> AsyncIterator[World]:
                 state=settings.directory,
                 authenticator=auth.Authenticator(kubelet),
                 authorizer=auth.Authorizer(kubelet, "hpk"),
+                opener=sessions.FakeOpener(),
                 context=server.tls(
                     certificate_pem=ours.kubelet_certificate.certificate_pem,
                     key_pem=ours.kubelet_certificate.key_pem,

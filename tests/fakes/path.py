@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
 from hpk import errors, jobdir
-from hpk.pods import admit, agents, events, gate, model, prepare, report, watch, worker
+from hpk.pods import admit, agents, events, gate, model, prepare, report, services, watch
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class FakeAllocator:
         self.accounted: dict[str, model.AllocationState] = {}
         self.released: list[str] = []
         self.found: dict[str, str] = {}
+        self.claims: dict[str, str] = {}
         self.looked: list[str] = []
         self.refusals: list[errors.HpkError] = []
         self._watches: dict[str, Callable[[], None]] = {}
@@ -39,6 +40,9 @@ class FakeAllocator:
     async def find(self, uid: str) -> model.Allocation | None:
         self.looked.append(uid)
         return model.Allocation(job_id=self.found[uid]) if uid in self.found else None
+
+    async def claimant(self, uid: str) -> model.Allocation | None:
+        return model.Allocation(job_id=self.claims[uid]) if uid in self.claims else None
 
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
         assert script
@@ -99,8 +103,10 @@ class FakeLine:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []
+        self.reasons: list[str] = []
 
-    def terminate(self, uid: str, *, grace_seconds: float) -> bool:
+    def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
+        self.reasons.append(reason)
         self.asked.append((uid, grace_seconds))
         return True
 
@@ -127,8 +133,9 @@ class World:
         self.gate = gate.Gate(on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK))
         preparer: Any = self.preparer
         self.pods.serve(
-            worker.Services(
+            services.Services(
                 find=self.pods.informer.objects.get,
+                listen=self.pods.listen,
                 cluster=lambda: admit.Cluster(name="hpk"),
                 preparer=preparer,
                 allocator=self.allocator,

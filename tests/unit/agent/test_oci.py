@@ -22,6 +22,7 @@ def plan(**changes: Any) -> records.ContainerPlan:
         "no_new_privileges": False,
         "add_capabilities": [],
         "drop_capabilities": [],
+        "tty": False,
     }
     return {**values, **changes}  # type: ignore[typeddict-item]
 
@@ -168,3 +169,12 @@ def test_quick_json_is_json() -> None:
     assert quickjson.loads(json.dumps(value)) == value
     with pytest.raises(ValueError, match="not JSON"):
         quickjson.loads("")
+
+
+def test_a_container_with_a_terminal_knows_its_kind() -> None:
+    """TERM is containerd's, unless the pod says something else; without a terminal there is none."""
+    assert "TERM=xterm" in configuration(tty=True)["process"]["env"]
+    assert "TERM=vt100" in configuration(tty=True, env=[["TERM", "vt100"]])["process"]["env"]
+    plain = configuration()["process"]
+    assert not plain["terminal"]
+    assert not [one for one in plain["env"] if one.startswith("TERM=")]

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors
+from hpk.aio import backoff
 from hpk.kube import informer
 from tests.fakes import kube
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+QUICK = backoff.Policy(first_seconds=0.01, cap_seconds=0.02)
 PATH = "/api/v1/namespaces/ns/configmaps"
 
 
@@ -50,7 +52,7 @@ class World:
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """One with an object that was there before."""
-    monkeypatch.setattr(informer, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(informer, "PAUSES", QUICK)
     made = World()
     made.put("old")
     task = asyncio.create_task(made.informer.run())
@@ -88,7 +90,7 @@ async def test_a_list_and_a_watch_that_fail_are_tried_again(
     monkeypatch: pytest.MonkeyPatch, error: errors.HpkError, lists: int
 ) -> None:
     """Later changes arrive, whatever the API server answered; it is listed anew unless it was merely away."""
-    monkeypatch.setattr(informer, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(informer, "PAUSES", QUICK)
     world = World()
     world.api.fail(errors.ApiUnavailable("away"), verb="get", path=PATH)
     world.api.fail(error, verb="watch", path=PATH)
@@ -109,3 +111,27 @@ async def test_a_new_object_of_an_old_name_replaces_it(world: World) -> None:
     await world.until(lambda: new in world.informer.objects and old not in world.informer.objects)
     assert new != old
     assert world.informer.named("ns", "old")["metadata"]["uid"] == new  # type: ignore[index]
+
+
+async def test_watches_that_end_at_once_are_not_a_loop_without_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server, or a proxy, that hangs up each time is asked with growing pauses."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            raise asyncio.CancelledError
+
+    world = World()
+
+    async def nothing(*_: Any, **__: Any) -> AsyncIterator[dict[str, Any]]:
+        no_events: list[dict[str, Any]] = []
+        for event in no_events:
+            yield event
+
+    monkeypatch.setattr(world.api, "watch", nothing)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(informer, "PAUSES", backoff.Policy(first_seconds=0.1, cap_seconds=1.0, jitter=0))
+    with pytest.raises(asyncio.CancelledError):
+        await world.informer.run()
+    assert pauses == [0.2, 0.4, 0.8, 1.0, 1.0]

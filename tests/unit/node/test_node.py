@@ -80,6 +80,7 @@ async def test_creates_the_node_with_all_a_kubelet_says(world: World) -> None:
     assert made["status"]["capacity"] == {"cpu": "1000", "memory": "67108864Ki", "pods": "1000", "nvidia.com/gpu": "4"}
     assert made["status"]["allocatable"] == made["status"]["capacity"]
     assert made["status"]["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
+    assert made["status"]["declaredFeatures"] == ["ExtendWebSocketsToKubelet"]
     assert [a["type"] for a in made["status"]["addresses"]] == ["InternalIP", "Hostname"]
     assert made["status"]["nodeInfo"]["containerRuntimeVersion"] == "apptainer://1.4.0"
     assert made["status"]["nodeInfo"]["kubeletVersion"] == "v1.37.2"
@@ -229,8 +230,11 @@ async def test_a_node_recreated_under_our_hands_is_a_failure_to_retry(world: Wor
     assert world.kube.peek(PATH)["status"]["capacity"]["cpu"] == "1"
 
 
-async def test_run_outlives_outages_and_is_woken(world: World) -> None:
-    """run() retries what fails, and poke() brings a change out without waiting for the period."""
+async def test_run_outlives_outages(world: World) -> None:
+    """run() retries what fails, and brings changes out."""
+    world.controller = node.NodeController(
+        world.kube, world.facts, lambda: world.seen, clock=world.clock, sync_seconds=0.01
+    )
     world.kube.fail(errors.ApiUnavailable("down"))
     world.kube.fail(errors.Rejected("forbidden: RBAC is not ready"))
     task = asyncio.create_task(world.controller.run())
@@ -244,7 +248,6 @@ async def test_run_outlives_outages_and_is_woken(world: World) -> None:
         return await original(path, body, kind=kind)
 
     world.kube.patch = patch  # type: ignore[method-assign] # told when the write comes
-    world.controller.poke()
     await patched.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

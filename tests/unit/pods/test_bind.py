@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors
+from hpk.aio import backoff
 from hpk.pods import bind, events
 from tests.fakes import kube
 
@@ -85,7 +86,26 @@ async def test_a_pod_that_is_gone_or_bound_is_left_alone(world: World, error: er
 
 async def test_a_refused_binding_is_told_and_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod says why it waits, and is bound when it may be."""
-    monkeypatch.setattr(bind, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(bind, "RETRIES", backoff.Policy(first_seconds=0.01, cap_seconds=0.02))
     world.api.fail(errors.Rejected("forbidden"), path=f"{PODS}/p/binding")
     world.create("p")
     await world.until(lambda: world.told == ["FailedScheduling", "Scheduled"])
+
+
+async def test_refused_bindings_are_tried_with_growing_pauses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An API server that refuses is not asked each second for ever; a success starts over."""
+    pauses: list[float] = []
+    monkeypatch.setattr(bind, "RETRIES", backoff.Policy(first_seconds=0.01, cap_seconds=0.04, jitter=0))
+    later = world.binder.queue._later
+
+    def noted(uid: str, seconds: float | None) -> None:
+        pauses.append(seconds or 0.0)
+        later(uid, seconds)
+
+    monkeypatch.setattr(world.binder.queue, "_later", noted)
+    for _ in range(4):
+        world.api.fail(errors.Rejected("forbidden"), path=f"{PODS}/p/binding")
+    world.create("p")
+    await world.until(lambda: "Scheduled" in world.told)
+    assert [pause for pause in pauses if pause] == [0.01, 0.02, 0.04, 0.04]
+    assert world.binder._refused == {}

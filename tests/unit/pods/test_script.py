@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,3 +97,29 @@ def test_hosts_name_the_pod_and_its_aliases() -> None:
     assert text.startswith("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n")
     assert "\tweb.sub.lab.svc.cluster.local\tweb\n" in text
     assert text.endswith("\n# Entries added by HostAliases.\n192.0.2.7\tfoo\tbar\n")
+
+
+def test_what_killed_jobs_have_left_is_swept(tmp_path: Path) -> None:
+    """Directories whose shell is gone and that nobody holds; others, and the job's own while it runs, stay."""
+    gone, lives, held, foreign = (
+        tmp_path / name
+        for name in ("hpk-a.4194305.abcdef", f"hpk-b.{os.getpid()}.abcdef", "hpk-c.4194305.abcdef", "hpk-notes")
+    )
+    for path in (gone, lives, held, foreign):
+        (path / "images").mkdir(parents=True)
+    commands = SimpleNamespace(
+        start=["sh", "-c", f"while [ -e {gone} ]; do sleep 0.01; done; ls {tmp_path} > {tmp_path}/seen"],
+        scratch=f"{tmp_path}/hpk-0b4e",
+        clean=["true"],
+    )
+    plan = translate.job_plan(pod(), site=site(), directory=DIRECTORY, time_limit=None, commands=commands)  # type: ignore[arg-type]
+    lock = os.open(held, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        subprocess.run(["bash", "-c", script.render(plan)], check=True, timeout=10)
+    finally:
+        os.close(lock)
+    seen = (tmp_path / "seen").read_text().split()
+    assert [name for name in seen if name.startswith("hpk-0b4e.")]
+    left = {path.name for path in tmp_path.iterdir()} - {"seen"}
+    assert left == {lives.name, held.name, foreign.name}

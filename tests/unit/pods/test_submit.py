@@ -52,39 +52,36 @@ def state(tmp_path: Path) -> jobdir.State:
     return made
 
 
-async def test_a_pod_that_has_reported_is_adopted_after_slurm_forgot_its_job(state: jobdir.State) -> None:
+async def test_a_pod_that_was_claimed_is_adopted_after_slurm_forgot_its_job(state: jobdir.State) -> None:
     """A kubelet killed before it wrote the job down, and away for longer than MinJobAge, runs nothing twice."""
-    jobdir.write_json(state.pod(UID).report, {"uid": UID, "job_id": "17", "sequence": 3})
-    asked = FakePoller()
-    assert await allocator(state, asked).find(UID) == model.Allocation(job_id="17", uid=UID)
-    assert asked.questions == 0
+    jobdir.write_bytes(state.pod(UID).claim, b"17")
+    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="17", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "17"
 
 
-async def test_without_a_report_slurm_is_asked_and_the_newest_job_counts(state: jobdir.State) -> None:
+async def test_the_claim_counts_more_than_the_answer_of_sbatch(state: jobdir.State) -> None:
+    """Of two jobs, made because an answer was lost, only that runs which came first."""
+    jobdir.write_json(state.pod(UID).submission, {"job_id": "18", "submitted_at": 1.0})
+    jobdir.write_bytes(state.pod(UID).claim, b"17")
+    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="17", uid=UID)
+
+
+async def test_without_a_claim_slurm_is_asked_and_the_newest_job_counts(state: jobdir.State) -> None:
     """A job is recognised by its comment, its name or its directory."""
     asked = FakePoller(job("9", comment=UID), job("10", name=UID), job("11", comment="another"))
     assert await allocator(state, asked).find(UID) == model.Allocation(job_id="10", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "10"
 
 
-async def test_a_report_that_cannot_be_read_leaves_the_answer_to_slurm(state: jobdir.State) -> None:
-    """Half a file is not the end of the pod."""
-    jobdir.write_bytes(state.pod(UID).report, b'{"uid": ')
+async def test_a_claim_without_a_name_leaves_the_answer_to_slurm(state: jobdir.State) -> None:
+    """The agent was killed between making the file and writing to it."""
+    jobdir.write_bytes(state.pod(UID).claim, b"")
     assert await allocator(state, FakePoller(job("5", comment=UID))).find(UID) == model.Allocation(job_id="5", uid=UID)
-    jobdir.write_json(state.pod(UID).report, {"uid": "of another pod", "job_id": "17"})
-    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="5", uid=UID)
 
 
-async def test_a_file_system_that_fails_submits_nothing(state: jobdir.State, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_system_that_fails_submits_nothing(state: jobdir.State) -> None:
     """Not knowing whether the pod has run is a reason to wait."""
-
-    def fail(path: str) -> Any:
-        if path.endswith("report.json"):
-            raise OSError(116, "Stale file handle")
-        return None
-
-    monkeypatch.setattr(jobdir, "read_json", fail)
+    jobdir.make_directory(state.pod(UID).claim)
     with pytest.raises(errors.Retryable):
         await allocator(state, FakePoller()).find(UID)
 

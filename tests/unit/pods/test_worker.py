@@ -10,7 +10,7 @@ import pytest
 from structlog import testing
 
 from hpk import errors, jobdir
-from hpk.pods import gate, model, prepare, worker
+from hpk.pods import gate, launch, model, prepare, worker
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ async def test_a_submission_whose_answer_was_lost_is_not_repeated(
     world: path.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm is asked for the job before another is submitted."""
-    monkeypatch.setattr(worker, "LOST_ANSWER_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(launch, "LOST_ANSWER_PAUSE_SECONDS", 0.01)
     world.allocator.refusals = [errors.SlurmUnavailable("timed out", may_have_succeeded=True)]
     uid = world.create()
     world.allocator.found[uid] = "101"
@@ -164,7 +164,7 @@ async def test_a_lost_submission_that_slurm_takes_up_late_is_not_repeated(
     world: path.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm is asked once more right before the next try: a busy slurmctld does what sbatch gave up."""
-    monkeypatch.setattr(worker, "LOST_ANSWER_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "LOST_ANSWER_PAUSE_SECONDS", 0.1)
     world.allocator.refusals = [errors.SlurmUnavailable("timed out", may_have_succeeded=True)]
     uid = world.create()
     await world.until(lambda: world.allocator.looked == [uid])
@@ -183,21 +183,19 @@ async def test_a_pod_that_waits_for_its_image_holds_no_other_up(world: path.Worl
     await world.until(lambda: world.allocator.submitted == [quick])
 
 
-async def test_a_pod_deleted_while_it_is_prepared_is_not_submitted(world: path.World) -> None:
-    """No job is made for a pod that nobody wants any more, and the object goes."""
+async def test_a_pod_deleted_while_it_is_prepared_goes_at_once(world: path.World) -> None:
+    """Nobody waits for the image of a pod that nobody wants any more, and no job is made."""
     world.preparer.held["p"] = asyncio.Event()
     world.create()
     await world.until(lambda: world.preparer.asked == 1)
     await world.delete()
-    await world.until(lambda: bool(world.pods.informer.named("ns", "p")["metadata"].get("deletionTimestamp")))  # type: ignore[index]
-    world.preparer.held["p"].set()
     await world.until(lambda: not world.exists())
     assert world.allocator.submitted == []
 
 
 async def test_a_temporary_refusal_is_tried_again(world: path.World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A submit limit keeps the pod Pending, and it runs in the end."""
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    monkeypatch.setattr(launch, "SOON_SECONDS", 0.01)
     world.allocator.refusals = [errors.SlurmUnavailable("QOSMaxSubmitJobPerUserLimit")] * 3
     uid = world.create()
     await world.until(lambda: world.allocator.submitted == [uid])
@@ -341,3 +339,53 @@ async def test_what_a_job_printed_last_is_in_the_status(
     await world.until(lambda: world.status().get("phase") == "Failed")
     assert world.status()["reason"] == reason
     assert words in world.status()["message"]
+
+
+async def test_a_deadline_ends_the_preparation(world: path.World) -> None:
+    """A pod that may be active for so long fails on time, though its image has not come."""
+    world.preparer.held["p"] = asyncio.Event()
+    world.create(activeDeadlineSeconds=1)
+    await world.until(lambda: world.status().get("phase") == "Failed")
+    assert world.status()["reason"] == "DeadlineExceeded"
+
+
+async def test_of_two_jobs_that_one_is_followed_which_runs_the_pod(world: path.World) -> None:
+    """Sbatch's answer was lost, and both jobs came: the pod's job is that which has claimed it."""
+    uid = world.create()
+    await world.until(lambda: uid in world.allocator.submitted)
+    world.allocator.claims[uid] = "100"
+    world.allocator.say("100", phase=model.Phase.STARTED, state="RUNNING")
+    await world.agents.connected(uid)
+    await world.agents.took_report(uid, report(uid, 1, job_id="100"))
+    await world.until(lambda: world.status().get("phase") == "Running" and world.allocator.released == ["101"])
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0, job_id="100"))
+    await world.until(lambda: world.status()["phase"] == "Succeeded")
+
+
+async def test_a_job_that_left_the_pod_to_another_is_not_its_end(world: path.World) -> None:
+    """The second job ends at once without a report, before the first one's has come."""
+    uid = world.create()
+    await world.until(lambda: uid in world.allocator.submitted)
+    world.allocator.claims[uid] = "100"
+    world.allocator.say("100", phase=model.Phase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    await world.until(lambda: "100" in world.allocator._watches)
+    await world.agents.took_report(uid, report(uid, 1, state="terminated", finished_at=2.0, job_id="100"))
+    await world.until(lambda: world.status()["phase"] == "Succeeded")
+
+
+async def test_a_pod_that_outlives_its_job_is_ended_before_it_is_failed(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node's slurmd died: Slurm gives the job up, but its processes run on, and a replacement would run beside."""
+    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = await running(world)
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.NODE_FAILED, state="NODE_FAIL")
+    await world.until(lambda: world.line.reasons == ["Signalled"])
+    assert world.status()["phase"] == "Running"
+    ended = {"reason": "Signalled", "message": ""}
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0, ended=ended))
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert world.status()["reason"] == "Evicted"
+    assert "node failed" in world.status()["message"]

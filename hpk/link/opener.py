@@ -1,0 +1,239 @@
+"""The kubelet's end of sessions: asks agents for them, and holds each until one side is done with it.
+
+The agent answers an Open by dialling the Session call, so every session is an HTTP/2 stream with its own flow control.
+A session of a client that does not read holds one unread message and the stream's window, never more; a slow program
+in the pod holds up only what is sent to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from hpk import errors
+from hpk.link import link_pb2, sessions, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ANSWER_SECONDS = 10.0
+"""How long an agent has to dial back."""
+MOST_FOR_POD = 256
+"""Sessions of one pod at a time: its agent has a few descriptors and a process for each."""
+MOST = 1024
+"""Sessions at a time of all pods: each may hold a megabyte of the control plane's memory."""
+NEEDED_PROTOCOL = 2
+LOST = sessions.Ended(error="the connection to the pod's agent was lost", reason="LinkLost")
+
+
+class Line:
+    """An agent on the line, as far as sessions need it."""
+
+    def __init__(self, *, protocol: int, version: str, say: Callable[[link_pb2.KubeletMessage], bool]) -> None:
+        """Know it.
+
+        Args:
+            protocol: From its Hello.
+            version: Of the agent's program.
+            say: Has a message sent on the Attach stream; whether there was room.
+        """
+        self.protocol = protocol
+        self.version = version
+        self.say = say
+
+
+class Opener:
+    """Opens sessions and takes agents' calls for them (see :class:`sessions.Opener`)."""
+
+    def __init__(self, line: Callable[[str], Line | None]) -> None:
+        """Know how to find the agent of a pod by its UID."""
+        self._line = line
+        self._waiting: dict[str, tuple[str, asyncio.Future[Session]]] = {}
+        self._open: set[Session] = set()
+        self._counts: dict[str, int] = {}
+
+    async def open(self, uid: str, request: sessions.Request) -> Session:
+        """Begin a session in a pod.
+
+        Raises:
+            errors.AgentUnavailable: The agent is not on the line, is too old, does not answer, or has too many.
+        """
+        line = self._ready_line(uid)
+        name = secrets.token_hex(16)
+        answer: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        self._waiting[name] = (uid, answer)
+        self._counts[uid] = self._counts.get(uid, 0) + 1
+        session = None
+        try:
+            if not line.say(link_pb2.KubeletMessage(open=wire.open_message(name, request))):
+                raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: its agent does not listen")
+            async with asyncio.timeout(ANSWER_SECONDS):
+                session = await answer
+        except TimeoutError:
+            text = f"Cannot open a session in pod {uid}: its agent did not answer in {ANSWER_SECONDS:g} s"
+            raise errors.AgentUnavailable(text) from None
+        finally:
+            self._waiting.pop(name, None)
+            if session is None and not self._is_taken(answer):
+                self._forget(uid)
+                _abandon(line, name)
+        return session
+
+    @staticmethod
+    def _is_taken(answer: asyncio.Future[Session]) -> bool:
+        """Whether the agent called although we were just cancelled; then its call is ended, and counted off there."""
+        if not answer.done() or answer.cancelled() or answer.exception():
+            return False
+        answer.result().abort_now()
+        return True
+
+    def _ready_line(self, uid: str) -> Line:
+        line = self._line(uid)
+        if line is None:
+            raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: its agent is not connected now")
+        if line.protocol < NEEDED_PROTOCOL:
+            raise errors.AgentUnavailable(
+                f"Cannot open a session in pod {uid}: its agent is of version {line.version}, from before exec, attach "
+                "and port-forward; recreate the pod"
+            )
+        if self._counts.get(uid, 0) >= MOST_FOR_POD or sum(self._counts.values()) >= MOST:
+            raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: too many sessions; close some first")
+        return line
+
+    def lose(self, uid: str) -> None:
+        """The agent is not on the line any more: who waits for it need not wait longer."""
+        for owner, answer in list(self._waiting.values()):
+            if owner == uid and not answer.done():
+                text = f"Cannot open a session in pod {uid}: the connection to its agent was lost"
+                answer.set_exception(errors.AgentUnavailable(text))
+
+    def close(self) -> None:
+        """End all sessions: the kubelet is about to leave."""
+        for session in self._open:
+            session.lose()
+
+    async def serve(self, context: grpc.aio.ServicerContext[Any, Any], uid: str) -> None:
+        """An agent's Session call, from its first message until either side is done.
+
+        Args:
+            context: Of the call.
+            uid: The pod's, from the agent's certificate.
+        """
+        first = await context.read()
+        name = first.session if isinstance(first, link_pb2.FromAgent) else ""
+        owner, answer = self._waiting.get(name, ("", None))
+        if answer is None or answer.done() or owner != uid:
+            # Also one that came too late: nobody waits for it any more.
+            await context.abort(grpc.StatusCode.NOT_FOUND, "nobody asked for this session")
+            raise AssertionError("abort does not return")
+        line = self._line(uid)
+        session = Session(context, abandon=lambda: _abandon(line, name))
+        self._open.add(session)
+        answer.set_result(session)
+        try:
+            await session.over.wait()
+        finally:
+            self._open.discard(session)
+            self._forget(uid)
+            session.lose()
+
+    def _forget(self, uid: str) -> None:
+        self._counts[uid] -= 1
+        if not self._counts[uid]:
+            del self._counts[uid]
+
+
+def _abandon(line: Line | None, name: str) -> None:
+    if line:
+        line.say(link_pb2.KubeletMessage(abandon=link_pb2.Abandon(session=name)))
+
+
+class Session:
+    """One session (see :class:`sessions.Session`); safe to cancel at any await."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], *, abandon: Callable[[], None]) -> None:
+        self._context = context
+        self._abandon = abandon
+        self._lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._reading: asyncio.Task[Any] | None = None
+        self._writing: asyncio.Task[Any] | None = None
+        self._turn = asyncio.Lock()
+        self._closed: set[int] = set()
+        self.over = asyncio.Event()
+        """Whether nobody needs the call any more."""
+
+    async def receive(self) -> sessions.Event:
+        """The next event; after ``Ended`` it must not be called again."""
+        if self._reading is None:
+            # A task of its own: gRPC loses a message if a read is cancelled.
+            self._reading = asyncio.create_task(self._read(), name="session read")
+        await asyncio.wait({self._reading, self._lost}, return_when=asyncio.FIRST_COMPLETED)
+        event: sessions.Event = LOST
+        if self._reading.done():
+            event, self._reading = self._reading.result(), None
+        if isinstance(event, sessions.Ended):
+            self.over.set()
+        return event
+
+    async def send(self, channel: int, data: bytes) -> None:
+        """Hand on data, waiting for room; dropped once the channel is closed or the session has ended."""
+        for start in range(0, len(data), sessions.CHUNK):
+            if channel in self._closed:
+                return
+            piece = data[start : start + sessions.CHUNK]
+            await self._say(link_pb2.ToAgent(data=link_pb2.Data(channel=channel, data=piece)))
+
+    async def close(self, channel: int) -> None:
+        """Say that no more data comes on this channel."""
+        if channel not in self._closed:
+            self._closed.add(channel)
+            await self._say(link_pb2.ToAgent(closed=link_pb2.Closed(channel=channel)))
+
+    async def resize(self, *, width: int, height: int) -> None:
+        """Tell the terminal its size in characters."""
+        await self._say(link_pb2.ToAgent(resize=link_pb2.Resize(width=width, height=height)))
+
+    async def abort(self) -> None:
+        """Give the session up and release all it holds."""
+        self.abort_now()
+
+    def abort_now(self) -> None:
+        """The same, for who must not wait."""
+        if not self.over.is_set():
+            self._abandon()
+            self.lose()
+
+    def lose(self) -> None:
+        """Wake up all who wait here: nothing comes or goes any more."""
+        self.over.set()
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    async def _read(self) -> sessions.Event:
+        try:
+            while isinstance(message := await self._context.read(), link_pb2.FromAgent):
+                if (event := wire.event(message)) is not None:
+                    return event
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.CancelledError):
+            pass  # gRPC's ways to say that the call is over
+        return LOST
+
+    async def _say(self, message: link_pb2.ToAgent) -> None:
+        async with self._turn:
+            if self._writing:  # whoever sent it was cancelled
+                await asyncio.wait({self._writing, self._lost}, return_when=asyncio.FIRST_COMPLETED)
+            if self._lost.done() or self.over.is_set():
+                return
+            self._writing = asyncio.create_task(self._write(message), name="session write")
+            await asyncio.wait({self._writing, self._lost}, return_when=asyncio.FIRST_COMPLETED)
+            if self._writing.done():
+                self._writing = None
+
+    async def _write(self, message: link_pb2.ToAgent) -> None:
+        with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError):
+            await self._context.write(message)

@@ -1,0 +1,184 @@
+"""The agent's end of sessions: dials one call for each that the kubelet asks for, and lets the agent serve it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from hpk.link import link_pb2, sessions, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+MOST = 512
+"""Sessions at a time; the kubelet asks for fewer, unless its counting fails."""
+_MOST_ON_THE_WAY = 8 << 20
+"""Bytes that all sessions together may hold for clients that do not read: it is the pod's memory."""
+_LEAST_PIECE = 16 << 10
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The client's terminal has this size in characters."""
+
+    width: int
+    height: int
+
+
+class Peer:
+    """The client of one session, as the agent sees it.
+
+    When the client is gone, the task that serves the session is cancelled.  Reads and writes are tasks of their own, so
+    that one may be cancelled alone: gRPC would end the whole call.
+    """
+
+    def __init__(self, call: Any, *, piece_bytes: Callable[[], int]) -> None:
+        self._call = call
+        self._piece_bytes = piece_bytes
+        self._reading: asyncio.Task[sessions.Data | sessions.Closed | Resize | None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def piece_bytes(self) -> int:
+        """How much to send at a time; less where there are many sessions."""
+        return self._piece_bytes()
+
+    async def receive(self) -> sessions.Data | sessions.Closed | Resize | None:
+        """What the client does next; None when it can do nothing any more."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read(), name="session read")
+        event = await asyncio.shield(self._reading)
+        self._reading = None
+        return event
+
+    async def send(self, channel: int, data: bytes) -> None:
+        """Hand on data, at most ``sessions.CHUNK``; waits for room.
+
+        Raises:
+            Gone: The client is gone.
+        """
+        await self._say(sessions.Data(channel, data))
+
+    async def close(self, channel: int) -> None:
+        """Say that no more data comes on this channel.
+
+        Raises:
+            Gone: The client is gone.
+        """
+        await self._say(sessions.Closed(channel))
+
+    async def end(self, ended: sessions.Ended) -> None:
+        """Say the last word.
+
+        Raises:
+            Gone: The client is gone.
+        """
+        await self._say(ended)
+
+    async def _say(self, event: sessions.Event) -> None:
+        async with self._turn:
+            if self._writing:  # whoever sent it was cancelled
+                await asyncio.wait({self._writing})
+            self._writing = asyncio.create_task(self._call.write(wire.event_message(event)), name="session write")
+            try:
+                await asyncio.shield(self._writing)
+            except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+                raise Gone from error
+
+    async def _read(self) -> sessions.Data | sessions.Closed | Resize | None:
+        try:
+            while isinstance(message := await self._call.read(), link_pb2.ToAgent):
+                kind = message.WhichOneof("kind")
+                if kind == "data":
+                    return sessions.Data(message.data.channel, message.data.data)
+                if kind == "closed":
+                    return sessions.Closed(message.closed.channel)
+                if kind == "resize":
+                    return Resize(message.resize.width, message.resize.height)
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, asyncio.CancelledError):
+            pass  # gRPC's ways to say that the call is over
+        return None
+
+
+class Gone(Exception):
+    """The client, or the kubelet between, is not there any more."""
+
+
+class Sessions:
+    """All sessions of this agent's connection."""
+
+    def __init__(self, serve: Callable[[sessions.Request, Peer], Awaitable[sessions.Ended]]) -> None:
+        """Know who serves a session: it returns how the session ended, and is cancelled when the client is gone."""
+        self._serve = serve
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def open(self, stub: Any, wish: link_pb2.Open) -> None:
+        """Begin what the kubelet asks for."""
+        task = asyncio.create_task(self._run(stub, wish), name=f"session {wish.session}")
+        self._tasks[wish.session] = task
+        task.add_done_callback(lambda _: self._tasks.pop(wish.session, None))
+
+    def abandon(self, session: str) -> None:
+        """The client is gone."""
+        if task := self._tasks.get(session):
+            task.cancel()
+
+    async def idle(self) -> None:
+        """Wait until there is none: the clients have read how theirs ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks.values()))
+
+    async def close(self) -> None:
+        """Give all up: the connection is."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, stub: Any, wish: link_pb2.Open) -> None:
+        call = stub.Session()
+        gone = asyncio.Event()
+        call.add_done_callback(lambda _: gone.set())
+        waiting = asyncio.create_task(gone.wait())
+        peer = Peer(call, piece_bytes=self._piece_bytes)
+        work = asyncio.create_task(self._work(call, wish, peer))
+        try:
+            await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await waiting  # until the kubelet has read all
+        finally:
+            work.cancel()
+            waiting.cancel()
+            await asyncio.gather(work, waiting, return_exceptions=True)
+            call.cancel()
+
+    def _piece_bytes(self) -> int:
+        return max(_LEAST_PIECE, min(sessions.CHUNK, _MOST_ON_THE_WAY // max(1, len(self._tasks))))
+
+    async def _work(self, call: Any, wish: link_pb2.Open, peer: Peer) -> None:
+        try:
+            await call.write(link_pb2.FromAgent(session=wish.session))
+            await peer.end(await self._ended(wish, peer))
+        except (Gone, grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            call.cancel()
+
+    async def _ended(self, wish: link_pb2.Open, peer: Peer) -> sessions.Ended:
+        request = wire.request(wish)
+        if request is None:
+            return sessions.Ended(error="the pod's agent is older than this kind of session", reason="NotSupported")
+        if len(self._tasks) > MOST:
+            return sessions.Ended(error="the pod has too many sessions", reason="TooManySessions")
+        try:
+            return await self._serve(request, peer)
+        except Gone:
+            raise
+        except Exception as error:  # noqa: BLE001 - a session's fault must not be the pod's
+            traceback.print_exc(file=sys.stdout)  # the job's output is the log
+            return sessions.Ended(error=f"the pod's agent failed: {error}", reason="InternalError")

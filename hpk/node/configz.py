@@ -1,0 +1,43 @@
+"""What ``/configz`` shows: the settings that a kubelet would have, were it as this one is.
+
+Source: ``KubeletConfiguration``, k8s.io/kubelet/config/v1beta1.  Clients (the conformance suite among them) look up
+single keys; one that has no meaning here is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpk.node import auth
+from hpk.node.streams import wire
+
+
+def configuration(*, address: str, port: int, max_pods: int, cluster_domain: str) -> dict[str, Any]:
+    """The configuration."""
+    return {
+        "enableServer": True,
+        "address": address,
+        "port": port,
+        "readOnlyPort": 0,
+        "authentication": {
+            "x509": {"clientCAFile": "in memory"},
+            "webhook": {"enabled": True, "cacheTTL": _seconds(auth.TOKEN_SECONDS)},
+            "anonymous": {"enabled": False},
+        },
+        "authorization": {
+            "mode": "Webhook",
+            "webhook": {
+                "cacheAuthorizedTTL": _seconds(auth.ALLOW_SECONDS),
+                "cacheUnauthorizedTTL": _seconds(auth.DENY_SECONDS),
+            },
+        },
+        "clusterDomain": cluster_domain,
+        "streamingConnectionIdleTimeout": _seconds(wire.IDLE_SECONDS),
+        "enableDebuggingHandlers": True,
+        "maxPods": max_pods,
+        "hairpinMode": "none",
+    }
+
+
+def _seconds(value: float) -> str:
+    return f"{value:g}s"

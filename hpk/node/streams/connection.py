@@ -1,0 +1,158 @@
+"""A SPDY connection as its server sees it: streams that the client opens, each with an inbox of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from hpk.node.streams import spdy, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LOG = structlog.get_logger(__name__)
+
+CHUNK_BYTES = 256 << 10
+"""Of a data frame that we send; the client must take a frame whole before it sees the next."""
+
+
+class Stream:
+    """One stream.
+
+    Attributes:
+        inbox: What the client sends on it.
+        on_reset: Called when the client gives it up in both directions.
+    """
+
+    def __init__(self, connection: Connection, number: int, headers: Mapping[str, str]) -> None:
+        self.number, self.headers = number, headers
+        self.inbox = wire.Inbox(connection.carrier)
+        self.on_reset: Callable[[], None] = _nothing
+        self.is_open = True
+        """Whether we may still send on it."""
+        self.is_heard = True
+        """Whether the client may still send on it."""
+        self._connection = connection
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes, waiting for room; none if the stream is closed."""
+        for at in range(0, len(data), CHUNK_BYTES):
+            if not self.is_open:
+                return
+            part = data if len(data) <= CHUNK_BYTES else data[at : at + CHUNK_BYTES]
+            await self._connection.carrier.send(spdy.data_head(self.number, len(part)), part)
+
+    def close(self, last_words: bytes = b"") -> None:
+        """Say that we send nothing more after these few bytes; idempotent, and it does not wait."""
+        if self.is_open:
+            self.is_open = False
+            head = spdy.data_head(self.number, len(last_words), is_last=True)
+            self._connection.carrier.send_now(head + last_words)
+            self._connection.tidy(self)
+
+    def reset(self, status: int = spdy.CANCEL) -> None:
+        """Give it up in both directions; idempotent."""
+        if self.is_open or self.is_heard:
+            self.is_open = self.is_heard = False
+            self.inbox.drop()
+            self._connection.carrier.send_now(spdy.reset(self.number, status))
+            self._connection.tidy(self)
+
+
+def _nothing() -> None:
+    """Nobody is interested."""
+
+
+class Connection:
+    """The connection.  Its streams are made by the client, and accepted by ``on_open`` or refused."""
+
+    def __init__(self, *, on_open: Callable[[Stream], bool], most_streams: int) -> None:
+        """Know whom to ask about new streams; :attr:`carrier` must be set before anything comes.
+
+        Args:
+            on_open: Asked about each new stream; False resets it.
+            most_streams: That may be open at once; more are refused.
+        """
+        self.carrier: wire.Carrier
+        self._on_open, self._most_streams = on_open, most_streams
+        self._decoder, self._encoder = spdy.Decoder(), spdy.Encoder()
+        self._streams: dict[int, Stream] = {}
+        self._last_number = 0
+        self._is_over = self._goes_away = False
+
+    def feed(self, data: bytes) -> None:
+        """Act on what the client sent; a client that makes no sense is hung up on."""
+        if self._is_over:
+            return
+        try:
+            for frame in self._decoder.feed(data):
+                self._take(frame)
+        except spdy.ProtocolError as error:
+            LOG.warning("Hanging up on a client that does not speak SPDY", error=str(error))
+            self.leave(status=spdy.PROTOCOL_ERROR)
+
+    def leave(self, *, status: int = 0) -> None:
+        """Say goodbye and close the connection; idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            self.carrier.send_now(spdy.go_away(self._last_number, status=status))
+            self.carrier.hang_up()
+
+    def tidy(self, stream: Stream) -> None:
+        """Forget a stream that is closed in both directions."""
+        if not stream.is_open and not stream.is_heard:
+            self._streams.pop(stream.number, None)
+            if self._goes_away and not self._streams:
+                self.leave()
+
+    def _take(self, frame: spdy.Frame) -> None:
+        match frame:
+            case spdy.Data():
+                self._receive(frame)
+            case spdy.Opened():
+                self._open(frame)
+            case spdy.Ping(number):
+                if number % 2:
+                    self.carrier.send_now(spdy.ping(number))
+            case spdy.Reset(number):
+                self._lose(number)
+            case spdy.GoAway():
+                self._goes_away = True
+                if not self._streams:
+                    self.leave()
+
+    def _receive(self, frame: spdy.Data) -> None:
+        stream = self._streams.get(frame.stream)
+        if stream is not None and stream.is_heard:
+            stream.inbox.put(frame.data)
+            if frame.is_last:
+                self._end(stream)
+
+    def _lose(self, number: int) -> None:
+        stream = self._streams.get(number)
+        if stream is not None:
+            stream.is_open = stream.is_heard = False
+            stream.inbox.drop()
+            self.tidy(stream)
+            stream.on_reset()
+
+    def _end(self, stream: Stream) -> None:
+        stream.is_heard = False
+        stream.inbox.end()
+        self.tidy(stream)
+
+    def _open(self, frame: spdy.Opened) -> None:
+        if not frame.stream % 2 or frame.stream <= self._last_number:
+            raise spdy.ProtocolError(f"Cannot open stream {frame.stream} after {self._last_number}")
+        self._last_number = frame.stream
+        if len(self._streams) >= self._most_streams or self._goes_away:
+            self.carrier.send_now(spdy.reset(frame.stream, spdy.REFUSED))
+            return
+        stream = self._streams[frame.stream] = Stream(self, frame.stream, frame.headers)
+        # At once: the client opens the next only when it has this.
+        self.carrier.send_now(self._encoder.reply(frame.stream))
+        if frame.is_last:
+            self._end(stream)
+        if not self._on_open(stream):
+            stream.reset(spdy.PROTOCOL_ERROR)

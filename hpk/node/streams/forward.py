@@ -1,0 +1,259 @@
+"""Port-forward: connections to ports of a pod, many over one connection of the client.
+
+SPDY has no flow control of its own: a pod that takes nothing from one of the forwarded connections makes all others
+of the same client wait once ``MOST_HELD_BYTES`` have come for it (kubectl itself waits earlier).
+Source: pkg/streaming/portforward of k8s.io/cri-streaming, and client-go's tools/portforward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from hpk import errors
+from hpk.link import sessions
+from hpk.node.streams import asked, channels, connection, wire
+
+LOG = structlog.get_logger(__name__)
+
+MOST_STREAMS = 1024
+"""Of one client: two for each connection that it forwards."""
+MOST_HELD_BYTES = 4 << 20
+PAIR_SECONDS = 30.0
+"""How long the second stream of a connection may be behind the first."""
+TO_PORT, FROM_PORT = 0, 1
+"""The channels of a session."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """Whose ports they are."""
+
+    name: str
+    uid: str
+
+
+class End(Protocol):
+    """The client's end of one forwarded connection."""
+
+    inbox: wire.Inbox
+
+    async def send(self, data: bytes) -> None:
+        """Send what the port sent, waiting for room."""
+
+    def close(self) -> None:
+        """The port sends nothing more."""
+
+    def finish(self, error: str) -> None:
+        """It is over; with an error if there was one."""
+
+
+class Forwarder:
+    """Carries the connections of one client, each in a task, until it is closed."""
+
+    def __init__(self, opener: sessions.Opener, pod: Pod) -> None:
+        self._opener, self._pod = opener, pod
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, end: End, *, port: int, is_given_up: asyncio.Event) -> asyncio.Task[None]:
+        """Carry one connection; it is given up when the event is set."""
+        task = asyncio.create_task(self._carry(end, port, is_given_up), name=f"forward {self._pod.uid} {port}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Give all up."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry(self, end: End, port: int, is_given_up: asyncio.Event) -> None:
+        error = ""
+        try:
+            error = await self._carried(end, port, is_given_up)
+        except errors.HpkError as problem:
+            error = str(problem)
+        except Exception:
+            LOG.exception("Cannot forward a connection", pod=self._pod.name, uid=self._pod.uid, port=port)
+            error = "the kubelet failed; its log says why"
+        finally:
+            told = f"error forwarding port {port} to pod {self._pod.name}, uid {self._pod.uid}: {error}"
+            end.finish(told if error and not is_given_up.is_set() else "")
+
+    async def _carried(self, end: End, port: int, is_given_up: asyncio.Event) -> str:
+        """Open the session and carry it; what went wrong, or nothing."""
+        session = await self._opener.open(self._pod.uid, sessions.Forward(port=port))
+        outward = asyncio.create_task(_from_port(end, session))
+        inward = asyncio.create_task(_to_port(end, session))
+        left = asyncio.create_task(is_given_up.wait())
+        try:
+            await asyncio.wait({outward, left}, return_when=asyncio.FIRST_COMPLETED)
+            return outward.result() if outward.done() else ""
+        finally:
+            for task in (outward, inward, left):
+                task.cancel()
+            await asyncio.gather(outward, inward, left, return_exceptions=True)
+            await session.abort()
+
+
+async def _to_port(end: End, session: sessions.Session) -> None:
+    while data := await end.inbox.read():
+        await session.send(TO_PORT, data)
+    await session.close(TO_PORT)
+
+
+async def _from_port(end: End, session: sessions.Session) -> str:
+    while True:
+        match await session.receive():
+            case sessions.Data(_, data):
+                await end.send(data)
+            case sessions.Closed(channel):
+                if channel == FROM_PORT:
+                    end.close()
+            case sessions.Ended() as ended:
+                return ended.error
+
+
+class SpdyForward:
+    """A client that opens two streams for each connection: one for errors, one for data."""
+
+    def __init__(self, forwarder: Forwarder) -> None:
+        self._forwarder = forwarder
+        self._connection = connection.Connection(on_open=self._accept, most_streams=MOST_STREAMS)
+        self.wire = self._connection.carrier = wire.Wire(self._connection.feed, most_held=MOST_HELD_BYTES)
+        self._halves: dict[str, _Half] = {}
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            for half in self._halves.values():
+                half.timer.cancel()
+            await self._forwarder.close()
+            self._connection.leave()
+
+    def _accept(self, stream: connection.Stream) -> bool:
+        kind, text = stream.headers.get("streamtype", ""), stream.headers.get("port", "")
+        port = asked.port(text)
+        if kind not in ("error", "data") or port is None:
+            LOG.info("Cannot forward: a stream's type or port is wrong", kind=kind[:20], port=text[:20])
+            return False
+        # Without an id, from the oldest clients: the streams of a pair follow each other.
+        number = stream.number if kind == "error" else stream.number - 2
+        key = stream.headers.get("requestid", "") or f"#{number}"
+        half = self._halves.pop(key, None)
+        if half is None:
+            timer = asyncio.get_running_loop().call_later(PAIR_SECONDS, self._give_up, key)
+            self._halves[key] = _Half(kind, stream, timer)
+            return True
+        if half.kind == kind:
+            self._halves[key] = half
+            return False
+        half.timer.cancel()
+        error, data = (half.stream, stream) if half.kind == "error" else (stream, half.stream)
+        error.inbox.drop()
+        is_given_up = asyncio.Event()
+        data.on_reset = error.on_reset = is_given_up.set
+        self._forwarder.start(_Pair(data, error), port=port, is_given_up=is_given_up)
+        return True
+
+    def _give_up(self, key: str) -> None:
+        half = self._halves.pop(key)
+        LOG.info("Cannot forward: one of two streams did not come in time", kind=half.kind)
+        half.stream.reset()
+
+
+@dataclass(frozen=True)
+class _Half:
+    """A stream whose other has not come yet."""
+
+    kind: str
+    stream: connection.Stream
+    timer: asyncio.TimerHandle
+
+
+class _Pair:
+    """The two streams of a connection."""
+
+    def __init__(self, data: connection.Stream, error: connection.Stream) -> None:
+        self._data, self._error = data, error
+        self.inbox = data.inbox
+        self.send, self.close = data.send, data.close
+
+    def finish(self, error: str) -> None:
+        """An error is told, and the data stream taken away; else both end."""
+        self.inbox.drop()
+        if error:
+            self._error.close(error.encode())
+            self._data.reset()
+        else:
+            self._data.close()
+            self._error.close()
+
+
+class TunnelForward(SpdyForward):
+    """The same in a WebSocket, whose messages carry SPDY's bytes."""
+
+    def __init__(self, forwarder: Forwarder) -> None:
+        super().__init__(forwarder)
+        self.wire = wire.Wire(self._feed, most_held=MOST_HELD_BYTES)
+        self._tunnel = channels.Tunnel(self.wire, self._connection.feed)
+        self._connection.carrier = self._tunnel
+
+    def _feed(self, data: bytes) -> None:
+        self._tunnel.socket.feed(data)
+
+
+class WebSocketForward:
+    """A client whose query names the ports: channel 2 i for the data of the i-th, 2 i + 1 for its errors."""
+
+    def __init__(self, forwarder: Forwarder, agreed: asked.Handshake, ports: tuple[int, ...]) -> None:
+        self._forwarder, self._ports = forwarder, ports
+        self.wire = wire.Wire(self._feed, most_held=MOST_HELD_BYTES)
+        self._inboxes = {2 * index: wire.Inbox(self.wire) for index in range(len(ports))}
+        self._channels = channels.Channels(self.wire, self._inboxes, is_base64=agreed.is_base64, can_close=False)
+
+    async def run(self) -> None:
+        """Serve until all connections are over, or it is cancelled."""
+        tasks = []
+        try:
+            for index, port in enumerate(self._ports):
+                data, error = 2 * index, 2 * index + 1
+                for channel in (data, error):
+                    await self._channels.send(channel, port.to_bytes(2, "little"))
+                end = _Numbered(self._channels, self._inboxes[data], data=data, error=error)
+                tasks.append(self._forwarder.start(end, port=port, is_given_up=asyncio.Event()))
+            await asyncio.wait(tasks)
+        finally:
+            await self._forwarder.close()
+            self._channels.socket.say_goodbye()
+
+    def _feed(self, data: bytes) -> None:
+        self._channels.socket.feed(data)
+
+
+class _Numbered:
+    """The two channels of a connection."""
+
+    def __init__(self, below: channels.Channels, inbox: wire.Inbox, *, data: int, error: int) -> None:
+        self._channels, self.inbox = below, inbox
+        self._data, self._error = data, error
+
+    async def send(self, data: bytes) -> None:
+        """Send what the port sent."""
+        await self._channels.send(self._data, data)
+
+    def close(self) -> None:
+        """These protocols cannot say it."""
+
+    def finish(self, error: str) -> None:
+        """An error is told; that it is over shows when all are."""
+        self.inbox.drop()
+        if error:
+            self._channels.send_now(self._error, error.encode())

@@ -1,0 +1,204 @@
+"""The routes of the kubelet's API that reach into pods: exec, attach, portForward and run.
+
+Everything that can fail is looked at before the connection changes hands, and answered as HTTP: the API server relays
+a status of 400 or more as it is.  Who may ask was decided before (see :mod:`hpk.node.server`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from aiohttp import web
+
+from hpk import errors
+from hpk.link import sessions
+from hpk.node import logs
+from hpk.node.streams import asked, forward, remote, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+    from hpk.node import podsource
+
+LOG = structlog.get_logger(__name__)
+
+MOST_RUN_BYTES = 16 << 20
+"""Of what ``run`` returns; the rest is dropped, as container runtimes do."""
+
+Object = dict[str, Any]
+
+
+class Streams:
+    """The handlers, and the connections that they have taken over."""
+
+    def __init__(self, pods: podsource.PodSource, opener: sessions.Opener) -> None:
+        self._pods, self._opener = pods, opener
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        pod, uid, container = "/{namespace}/{pod}", "/{uid}", "/{container}"
+        for name, handler, rest in (
+            ("exec", self._exec, container),
+            ("attach", self._attach, container),
+            ("portForward", self._forward, ""),
+        ):
+            for path in (f"/{name}{pod}{rest}", f"/{name}{pod}{uid}{rest}"):
+                router.add_get(path, handler, allow_head=False)
+                router.add_post(path, handler)
+        for path in (f"/run{pod}{container}", f"/run{pod}{uid}{container}"):
+            router.add_post(path, self._run)
+
+    async def close(self) -> None:
+        """Tell all clients that the kubelet stops."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        return await self._remote(request, is_exec=True)
+
+    async def _attach(self, request: web.Request) -> web.StreamResponse:
+        return await self._remote(request, is_exec=False)
+
+    async def _remote(self, request: web.Request, *, is_exec: bool) -> web.StreamResponse:
+        """Exec or attach."""
+        try:
+            wanted = asked.options(request.query)
+            argv = asked.command(request.query.getall("command", [])) if is_exec else ()
+            pod = self._pod(request.match_info)
+            container = _running_container(pod, request.match_info["container"])
+            agreed = _agree(request, spdy=asked.SPDY_REMOTE, websocket=asked.WEBSOCKET_REMOTE)
+        except asked.Refused as error:
+            return _refusal(error)
+        flags = {"stdin": wanted.stdin, "stdout": wanted.stdout, "stderr": wanted.stderr}
+        what: sessions.Exec | sessions.Attach = (
+            sessions.Exec(container=container, argv=argv, tty=wanted.tty, **flags)
+            if is_exec
+            else sessions.Attach(container=container, tty=_has_terminal(pod, container), **flags)
+        )
+        client = (remote.WebSocketClient if agreed.is_websocket else remote.SpdyClient)(agreed, wanted)
+        uid = pod["metadata"]["uid"]
+        return await self._take(request, agreed, client.wire, remote.serve(client, self._opener, uid, what))
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        try:
+            pod = self._pod(request.match_info)
+            agreed = _agree(request, spdy=asked.SPDY_FORWARD, websocket=asked.WEBSOCKET_FORWARD)
+            is_numbered = agreed.is_websocket and agreed.protocol != asked.TUNNEL
+            ports = asked.ports(request.query) if is_numbered else ()
+        except asked.Refused as error:
+            return _refusal(error)
+        of = forward.Pod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
+        forwarder = forward.Forwarder(self._opener, of)
+        client: forward.SpdyForward | forward.WebSocketForward
+        if is_numbered:
+            client = forward.WebSocketForward(forwarder, agreed, ports)
+        else:
+            client = (forward.TunnelForward if agreed.is_websocket else forward.SpdyForward)(forwarder)
+        return await self._take(request, agreed, client.wire, client.run())
+
+    async def _run(self, request: web.Request) -> web.StreamResponse:
+        try:
+            argv = asked.command(request.query.get("cmd", "").split(" "))
+            pod = self._pod(request.match_info)
+            container = _running_container(pod, request.match_info["container"])
+        except asked.Refused as error:
+            return _refusal(error)
+        try:
+            ended, output = await self._output(pod["metadata"]["uid"], sessions.Exec(container=container, argv=argv))
+        except errors.HpkError as error:
+            return web.Response(status=500, text=str(error))
+        if ended.exit_code != 0:
+            why = ended.error or f"exit code {ended.exit_code}"
+            text = f"command {' '.join(argv)!r} failed: {why}: {output.decode(errors='replace')}"
+            return web.Response(status=500, text=text)
+        return web.Response(body=output, content_type="text/plain")
+
+    async def _output(self, uid: str, what: sessions.Exec) -> tuple[sessions.Ended, bytes]:
+        session = await self._opener.open(uid, what)
+        output = bytearray()
+        try:
+            while True:
+                match await session.receive():
+                    case sessions.Data(_, data):
+                        output += data[: MOST_RUN_BYTES - len(output)]
+                    case sessions.Ended() as ended:
+                        return ended, bytes(output)
+        finally:
+            await session.abort()
+
+    def _pod(self, where: Mapping[str, str]) -> Object:
+        """The pod that the path names; asked.Refused if there is none."""
+        pod = self._pods.find(where["namespace"], where["pod"])
+        if pod is None or where.get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
+            raise asked.Refused("pod does not exist", code=404)
+        return pod
+
+    async def _take(
+        self, request: web.Request, agreed: asked.Handshake, taken: wire.Wire, serving: Coroutine[Any, Any, None]
+    ) -> web.StreamResponse:
+        """Take the connection over, and return when it is over and nothing of it is left."""
+        me = asyncio.current_task()
+        assert me is not None
+        served = asyncio.create_task(serving, name=f"{request.method} {request.path}")
+        self._tasks.add(me)
+        try:
+            if taken.take(request, agreed.head):
+                await asyncio.wait({served, taken.lost}, return_when=asyncio.FIRST_COMPLETED)
+                if served.done() and not taken.lost.done():
+                    await taken.wait_for_the_client(seconds=wire.FINISH_SECONDS)
+        finally:
+            self._tasks.discard(me)
+            served.cancel()
+            (result,) = await asyncio.gather(served, return_exceptions=True)
+            if isinstance(result, Exception):
+                LOG.error("Cannot serve a stream", path=request.path, exc_info=result)
+            taken.hang_up()
+            # aiohttp sees nothing of its connection any more: it must be told, or it would keep it for ever.
+            request.protocol.connection_lost(None)
+        return _Taken()
+
+
+class _Taken(web.Response):
+    """What aiohttp gets for a connection that is no longer its own: it sends nothing."""
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Send no head."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send no end."""
+
+
+def _agree(request: web.Request, *, spdy: tuple[str, ...], websocket: tuple[str, ...]) -> asked.Handshake:
+    if request.can_read_body:
+        raise asked.Refused("unable to upgrade: the request has a body")
+    return asked.handshake(request.headers, method=request.method, spdy_protocols=spdy, websocket_protocols=websocket)
+
+
+def _running_container(pod: Object, name: str) -> str:
+    """The name, if it is a running container's; asked.Refused if not."""
+    if not logs.has_container(pod, name):
+        raise asked.Refused(f'container not found ("{name}")', code=404)
+    state = (logs.container_status(pod, name) or {}).get("state") or {}
+    if "running" not in state:
+        raise asked.Refused(f'container "{name}" in pod "{pod["metadata"]["name"]}" is not running')
+    return name
+
+
+def _has_terminal(pod: Object, name: str) -> bool:
+    """Whether the container was started with a terminal, whatever a client that attaches to it believes."""
+    spec = pod["spec"]
+    kinds = ("containers", "initContainers", "ephemeralContainers")
+    return any(one["name"] == name and bool(one.get("tty")) for kind in kinds for one in spec.get(kind) or [])
+
+
+def _refusal(error: asked.Refused) -> web.Response:
+    response = web.Response(status=error.code, text=str(error))
+    for name, value in error.headers:
+        response.headers.add(name, value)
+    return response

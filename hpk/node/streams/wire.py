@@ -1,0 +1,242 @@
+"""A connection taken over from aiohttp: bytes both ways, and bounds on what waits in either direction.
+
+How it is taken over, and how it must end, is written down in docs/adr/0002-kubelet-streams.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import select
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+LOG = structlog.get_logger(__name__)
+
+MOST_HELD_BYTES = 1 << 20
+"""That came and were not used yet, on the whole connection; beyond it nothing more is read."""
+MOST_UNSENT_BYTES = 512 << 10
+"""That wait to be sent before senders must wait."""
+MOST_UNASKED_BYTES = 1 << 20
+"""The same for answers to a client (to its pings, say) that reads none of them: beyond it, it is cut off."""
+READ_BYTES = 256 << 10
+"""Handed on at a time."""
+PART_BYTES = 96
+"""What a part costs besides its bytes: a client that sends one byte at a time must not get a hundred times its due."""
+IDLE_SECONDS = 4 * 3600.0
+"""As the kubelet's streamingConnectionIdleTimeout."""
+FINISH_SECONDS = 15 * 60.0
+"""How long a client may take to read the last bytes and hang up.  If we did so first while it still sends (its pings,
+say), the kernel would throw away what it has not read yet: a slow client would miss the end, without an error."""
+LOOK_SECONDS = 5.0
+"""Pause between looks at whether a client is still there."""
+
+
+class Carrier(Protocol):
+    """What a protocol needs of the connection below it: a :class:`Wire`, or a tunnel in one."""
+
+    async def send(self, *parts: bytes) -> None:
+        """Send bytes, waiting until the client has taken most of what came before."""
+
+    def send_now(self, data: bytes) -> None:
+        """Send a few bytes without waiting."""
+
+    def hold(self, count: int) -> None:
+        """Count bytes as taken in and not used yet."""
+
+    def release(self, count: int) -> None:
+        """Count bytes as used."""
+
+    def hang_up(self) -> None:
+        """Send what is to be sent, and close."""
+
+
+class Wire(asyncio.Protocol):
+    """The connection.
+
+    Attributes:
+        lost: Done when the connection is over, whoever ended it.
+    """
+
+    def __init__(self, on_bytes: Callable[[bytes], None], *, most_held: int = MOST_HELD_BYTES) -> None:
+        self._on_bytes, self._most_held = on_bytes, most_held
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._held = 0
+        self._is_paused = self._is_closing = False
+        self._may_send = asyncio.Event()
+        self._may_send.set()
+        self._turn = asyncio.Lock()
+        self._active_at = self._loop.time()
+        self._look: asyncio.TimerHandle | None = None
+
+    def take(self, request: web.Request, head: bytes) -> bool:
+        """Take the request's connection over, beginning with the answer's head; whether it was still there."""
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            self.connection_lost(None)
+            return False
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=MOST_UNSENT_BYTES)
+        self._transport.set_protocol(self)
+        self._transport.write(head)
+        self._look = self._loop.call_later(LOOK_SECONDS, self._look_after)
+        return True
+
+    # What asyncio calls.
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        self._active_at = self._loop.time()
+        if not self._is_closing:
+            self._on_bytes(data)
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than we send."""
+        self._may_send.clear()
+
+    def resume_writing(self) -> None:
+        """The client has read most of it."""
+        self._active_at = self._loop.time()
+        self._may_send.set()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection is over."""
+        if exc is not None:
+            LOG.debug("A client's connection broke", error=str(exc))
+        if self._look is not None:
+            self._look.cancel()
+        self._is_closing = True
+        self._may_send.set()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    # What the protocols above call.
+
+    async def send(self, *parts: bytes) -> None:
+        """Send bytes, waiting until the client has taken most of what came before; none if it is gone."""
+        async with self._turn:  # or all who wait would send at once when there is room for one
+            await self._may_send.wait()
+            self._write(b"".join(parts) if len(parts) > 1 else parts[0])
+
+    def send_now(self, data: bytes) -> None:
+        """Send a few bytes; a client that makes us do so and reads nothing is cut off."""
+        self._write(data)
+        unsent = self._transport.get_write_buffer_size() if self._transport else 0
+        if unsent > MOST_UNSENT_BYTES + MOST_UNASKED_BYTES and not self._is_closing:
+            LOG.warning("Cutting off a client that asks and never reads", unsent=unsent)
+            self.abort()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._is_closing and data:
+            self._active_at = self._loop.time()
+            self._transport.write(data)
+
+    def hold(self, count: int) -> None:
+        """Count bytes as taken in and not used yet; when they are too many, nothing more is read."""
+        self._held += count
+        if self._held > self._most_held and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def release(self, count: int) -> None:
+        """Count bytes as used; when half of the room is free again, reading goes on."""
+        self._held -= count
+        if self._is_paused and self._held <= self._most_held // 2 and not self.lost.done():
+            self._is_paused = False
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    def hang_up(self) -> None:
+        """Send what is to be sent, and close; what still comes is thrown away."""
+        if self._transport is not None and not self._is_closing:
+            self._is_closing = True
+            if self._is_paused:
+                self._transport.resume_reading()  # or TLS would never see the client's goodbye
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_for_the_client(self, *, seconds: float) -> None:
+        """Return when the client has hung up, or hang up after so many seconds."""
+        await asyncio.wait({self.lost}, timeout=seconds)
+        if not self.lost.done():
+            LOG.info("Hanging up on a client that does not", after_seconds=seconds)
+            self.abort()
+
+    def _look_after(self) -> None:
+        """Notice what asyncio does not: silence, and the end of a client while we do not read."""
+        if self.lost.done() or self._transport is None:
+            return
+        self._look = self._loop.call_later(LOOK_SECONDS, self._look_after)
+        if self._loop.time() - self._active_at > IDLE_SECONDS:
+            LOG.info("Hanging up: nothing was sent for long", seconds=IDLE_SECONDS)
+            self.abort()
+        elif self._is_paused and _has_hung_up(self._transport.get_extra_info("socket")):
+            self.abort()
+
+
+def _has_hung_up(socket: object) -> bool:
+    descriptor = socket.fileno() if hasattr(socket, "fileno") else -1
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+class Inbox:
+    """What came on one stream and is not used yet.  Its room is the connection's."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+        self._parts: collections.deque[bytes] = collections.deque()
+        self._is_over = self._is_dropped = False
+        self._news = asyncio.Event()
+
+    def put(self, data: bytes) -> None:
+        """Bytes came."""
+        if data and not self._is_over:
+            self._parts.append(data)
+            self._carrier.hold(len(data) + PART_BYTES)
+            self._news.set()
+
+    def end(self) -> None:
+        """No more will come; what is there can still be read."""
+        self._is_over = True
+        self._news.set()
+
+    def drop(self) -> None:
+        """Throw away what is there and what still comes: nobody reads it."""
+        self.end()
+        self._carrier.release(sum(len(part) + PART_BYTES for part in self._parts))
+        self._parts.clear()
+
+    async def read(self) -> bytes:
+        """Some bytes, about ``READ_BYTES`` at most; none at the end."""
+        while not self._parts:
+            if self._is_over:
+                return b""
+            self._news.clear()
+            await self._news.wait()
+        first = self._parts.popleft()
+        if len(first) >= READ_BYTES or not self._parts:
+            self._carrier.release(len(first) + PART_BYTES)
+            return first
+        taken, count = [first], len(first)
+        while self._parts and count < READ_BYTES:
+            taken.append(self._parts.popleft())
+            count += len(taken[-1])
+        self._carrier.release(count + PART_BYTES * len(taken))
+        return b"".join(taken)

@@ -1,0 +1,186 @@
+"""From a pod that has no job to one that has: adopt what is there, else admit, prepare, wait its turn, submit once.
+
+Nothing here is final but a refusal: whatever else goes wrong is told on the pod and tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import structlog
+
+from hpk import errors, jobdir
+from hpk.pods import admit, gate, prepare, submit
+
+if TYPE_CHECKING:
+    from hpk import records
+    from hpk.kube import v1
+    from hpk.pods import model, services
+
+LOG = structlog.get_logger(__name__)
+
+SUBMIT_PAUSE_SECONDS = 5.0
+LOST_ANSWER_PAUSE_SECONDS = 15.0
+"""How long slurmctld may still take up a submission whose sbatch has given up (its MessageTimeout is 10 s)."""
+SOON_SECONDS = 1.0
+
+
+class Launch:
+    """One pod's way to its job; calls never overlap, so nothing here is locked.
+
+    Attributes:
+        allocation: The pod's job, once it has one.
+        is_adopted: Whether that job was there before: it may have started long ago.
+        has_looked: Whether it is known that no job but `allocation` exists.
+        images: By container name (image, image id), where resolved.
+        waiting: By container, why it does not run yet.
+        failure: (reason, message) of a pod that cannot be had.
+        lanes: The pod's, in the gate.
+    """
+
+    def __init__(self, uid: str, used: services.Services) -> None:
+        self.uid, self._s = uid, used
+        self._directory = used.state.pod(uid)
+        self.allocation: model.Allocation | None = None
+        self.is_adopted = False
+        self.has_looked = False
+        self.images: dict[str, tuple[str, str]] = {}
+        self.waiting: dict[str, tuple[str, str]] = {}
+        self.failure: tuple[str, str] | None = None
+        self.lanes: tuple[gate.Key, ...] = ()
+        self._is_answer_lost = False
+        self._due_at = 0.0
+        self._attempts = prepare.Attempts()
+        self._told_hold = ""
+
+    async def adopt(self) -> None:
+        """Find what an earlier kubelet, or an sbatch whose answer was lost, has left.
+
+        Raises:
+            errors.SlurmUnavailable: Slurm does not say.
+        """
+        if not await asyncio.to_thread(os.path.exists, self._directory.root):
+            self.has_looked = True
+            return
+        found = await self._s.allocator.find(self.uid)
+        self.has_looked = True
+        if found is None:
+            return
+        plan: records.PodPlan | None = await asyncio.to_thread(jobdir.read_json, self._directory.plan)
+        if plan is not None:
+            self.images = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
+        await self._s.agents.read(self.uid)
+        self.is_adopted = True
+        self.allocation = found
+
+    async def attempt(self, pod: v1.Pod, *, started_at: datetime) -> float | None:
+        """Submit the pod's job, or say why not; the seconds until it should be tried again."""
+        if (pause := self._due_at - time.monotonic()) > 0:
+            return pause  # our own status write woke us: no reason to try again before it is time
+        if self._is_answer_lost:
+            await self.adopt()  # it was not there at once, and may have come since
+            self._is_answer_lost = False
+            if self.allocation is not None:
+                return None
+        try:
+            await self._go(pod, started_at)
+        except errors.PodRefused as error:
+            self.fail(pod, error.reason, str(error))
+        except errors.JobRefused as error:
+            self.fail(pod, "SubmitFailed", f"Cannot submit pod {pod.where}: {error}")
+        except prepare.NotReady as error:
+            self.waiting = error.waiting
+            return self._try_again_in(error.seconds)
+        except gate.Held as held:
+            if str(held) != self._told_hold:
+                self._told_hold = str(held)
+                self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Waits, as others cannot be submitted: {held}")
+            return held.seconds
+        except errors.Retryable as error:
+            return self._failed_for_now(pod, error)
+        return None
+
+    def fail(self, pod: v1.Pod, reason: str, message: str) -> None:
+        """The pod cannot be had."""
+        self.failure = (reason, message)
+        self._s.recorder.tell(pod, "Warning", reason, message)
+        LOG.info("Failed a pod", pod=pod.where, uid=self.uid, reason=reason, message=message)
+
+    def _failed_for_now(self, pod: v1.Pod, error: errors.Retryable) -> float:
+        self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Cannot submit yet, will try again: {error}")
+        LOG.warning("Cannot submit yet", pod=pod.where, uid=self.uid, error=str(error))
+        self._is_answer_lost = isinstance(error, errors.SlurmUnavailable) and error.may_have_succeeded
+        if self._is_answer_lost:
+            return self._try_again_in(LOST_ANSWER_PAUSE_SECONDS)
+        is_paced = isinstance(error, errors.SlurmUnavailable)  # by the gate, for all pods together
+        self.has_looked = True  # there is no job, for sure
+        return SOON_SECONDS if is_paced else self._try_again_in(SUBMIT_PAUSE_SECONDS)
+
+    def _try_again_in(self, seconds: float) -> float:
+        self._due_at = time.monotonic() + seconds
+        return seconds
+
+    async def _go(self, pod: v1.Pod, started_at: datetime) -> None:
+        raw = self._s.find(self.uid)
+        if raw is None:
+            return
+        cluster = self._s.cluster()
+        admit.admit(raw, cluster=cluster)
+        self.lanes = gate.keys(pod, cluster.flags)
+        self._s.gate.check(self.uid, self.lanes)
+        try:
+            # Not among the few that submit at once: a large image takes minutes, and other pods do not wait for it.
+            ready = await self._prepare(pod, cluster, started_at)
+            if ready is not None:
+                self.images, self.waiting = ready.images, {}
+                await self._submit(pod, ready)
+        finally:
+            self._s.gate.leave(self.uid, self.lanes)
+
+    async def _prepare(self, pod: v1.Pod, cluster: admit.Cluster, started_at: datetime) -> prepare.Ready | None:
+        """Make the pod ready; given up, with None, as soon as nobody waits for it any more."""
+        changed, stop = self._s.listen(self.uid)
+        preparing = asyncio.create_task(
+            self._s.preparer.prepare(pod, cluster=cluster, started_at=started_at, attempts=self._attempts),
+            name=f"prepare pod {pod.where}",
+        )
+        try:
+            while self._is_wanted() and not preparing.done() and (left := time_left(pod, started_at)) != 0:
+                changed.clear()
+                hearing = asyncio.create_task(changed.wait())
+                await asyncio.wait({preparing, hearing}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                hearing.cancel()
+            return preparing.result() if preparing.done() else None
+        finally:
+            stop()
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
+
+    async def _submit(self, pod: v1.Pod, ready: prepare.Ready) -> None:
+        async with self._s.submissions:
+            if not self._is_wanted():
+                return  # it was deleted meanwhile; the round that this causes does the rest
+            await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
+            async with self._s.gate.turn(self.uid, self.lanes):
+                self.has_looked = False  # from here on a job may exist: whatever happens, look before submitting
+                allocation = await self._s.allocator.allocate(self.uid, script=ready.script)
+        self.has_looked = True
+        self.allocation = allocation
+        LOG.info("Submitted", pod=pod.where, uid=self.uid, job=allocation.job_id)
+        self._s.recorder.tell(pod, "Normal", "Submitted", f"Submitted Slurm job {allocation.job_id}")
+
+    def _is_wanted(self) -> bool:
+        raw = self._s.find(self.uid)
+        return raw is not None and not raw["metadata"].get("deletionTimestamp")
+
+
+def time_left(pod: v1.Pod, started_at: datetime) -> float | None:
+    """The seconds until activeDeadlineSeconds are over, 0 if they are; None if the pod has none."""
+    seconds = pod.spec.active_deadline_seconds
+    if seconds is None:
+        return None
+    return max(0.0, started_at.timestamp() + seconds - datetime.now(UTC).timestamp())

@@ -1,0 +1,35 @@
+"""What every pod's worker uses, made once by the composition root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from hpk import jobdir
+    from hpk.pods import admit, agents, events, gate, model, prepare, report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What every worker uses.
+
+    Attributes:
+        find: The informer's copy of the pod with this UID.
+        listen: An event that is set at each change of a pod, and the way to stop listening.
+    """
+
+    find: Callable[[str], dict[str, Any] | None]
+    listen: Callable[[str], tuple[asyncio.Event, Callable[[], None]]]
+    cluster: Callable[[], admit.Cluster]
+    preparer: prepare.Preparer
+    allocator: model.Allocator
+    agents: agents.Agents
+    reporter: report.Reporter
+    recorder: events.Recorder
+    state: jobdir.State
+    submissions: asyncio.Semaphore
+    gate: gate.Gate

@@ -1,0 +1,141 @@
+"""A kubelet's and agents' ends of the link over loopback, with real certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import functools
+from typing import TYPE_CHECKING, Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from hpk import jobdir
+from hpk.link import client, server
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from hpk.link import peer, sessions
+
+TIMEOUT = 5.0
+
+
+class Authority:
+    """A throw-away certificate authority."""
+
+    def __init__(self) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.certificate = self._sign("authority", self.key, issuer=None, name="")
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, name: str) -> tuple[bytes, bytes]:
+        """A certificate and its key, PEM."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(name, key, issuer=self.certificate.subject, name=name)
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM), private
+
+    def _sign(
+        self, common: str, key: ec.EllipticCurvePrivateKey, *, issuer: x509.Name | None, name: str
+    ) -> x509.Certificate:
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
+        now = dt.datetime.now(dt.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer or subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(minutes=1))
+            .not_valid_after(now + dt.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        )
+        if name:
+            builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        return builder.sign(self.key, hashes.SHA256())
+
+
+@functools.cache
+def authority() -> Authority:
+    """One for all tests: keys take time."""
+    return Authority()
+
+
+class Kubelet:
+    """The other end, and what it heard."""
+
+    def __init__(self, directory: Path) -> None:
+        self.endpoint = directory / "endpoint.json"
+        self.heard: list[tuple[str, Any]] = []
+        self.news = asyncio.Event()
+        self.wishes: asyncio.Queue[client.Terminate] = asyncio.Queue()
+        self.server: server.LinkServer
+        self._clients: list[client.LinkClient] = []
+
+    async def listen(self) -> None:
+        """Start a server and write down where it is."""
+        certificate, key = authority().issue(client.SERVER_NAME)
+        self.server = server.LinkServer(
+            ca=authority().pem,
+            certificate=certificate,
+            key=key,
+            host="127.0.0.1",
+            on_report=self._on_report,
+            on_connected=functools.partial(self._hear, "connected"),
+            on_disconnected=functools.partial(self._hear, "disconnected"),
+        )
+        port = await self.server.start()
+        jobdir.write_json(str(self.endpoint), {"host": "127.0.0.1", "port": port})
+
+    def dial(
+        self,
+        uid: str,
+        *,
+        certificate_of: str | None = None,
+        trust: Authority | None = None,
+        serve: Callable[[sessions.Request, peer.Peer], Awaitable[sessions.Ended]] | None = None,
+    ) -> client.LinkClient:
+        """An agent."""
+        certificate, key = (trust or authority()).issue(certificate_of or uid)
+        made = client.LinkClient(
+            uid=uid,
+            job_id="7",
+            version="0",
+            endpoint_file=str(self.endpoint),
+            ca=authority().pem,
+            certificate=certificate,
+            key=key,
+            on_terminate=self.wishes.put_nowait,
+            on_session=serve,
+        )
+        made.start()
+        self._clients.append(made)
+        return made
+
+    async def until(self, *expected: tuple[str, Any]) -> None:
+        """Wait until all of these were heard."""
+        async with asyncio.timeout(TIMEOUT):
+            while not all(item in self.heard for item in expected):
+                self.news.clear()
+                await self.news.wait()
+
+    async def close(self) -> None:
+        """Stop everything."""
+        for one in self._clients:
+            await one.close()
+        await self.server.stop(grace_seconds=0.1)
+
+    async def _on_report(self, uid: str, report: Any) -> None:
+        await self._hear(uid, report)
+
+    async def _hear(self, what: str, value: Any) -> None:
+        self.heard.append((what, value))
+        self.news.set()
