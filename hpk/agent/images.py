@@ -22,6 +22,7 @@ class Images:
         self._directory = directory
         self._source = source
         self._processes: dict[tuple[str, int], int] = {}
+        self._ended: dict[tuple[str, int], int] = {}
         self._mounted: dict[tuple[str, int], str] = {}
         os.makedirs(directory, mode=0o755, exist_ok=True)
 
@@ -32,10 +33,10 @@ class Images:
             return
         target = os.path.join(self._directory, str(len(self._mounted)))
         os.mkdir(target, 0o755)
-        self._mounted[key] = target
         options = "allow_other,ro,nosuid,nodev" + (f",offset={offset}" if offset else "")
         argv = [SQUASHFUSE, "-o", options, os.path.join(self._source, file), target]
         self._processes[key] = processes.spawn(argv, blocked_signals=processes.STEADFAST)
+        self._mounted[key] = target
 
     def ready(self, file: str, *, offset: int) -> str:
         """The directory of an image that was started; waits the few milliseconds until it is mounted.
@@ -44,17 +45,26 @@ class Images:
             OSError: The file is no squashfs, or FUSE is not to be had; what the program said is in the job's output.
         """
         key = (file, offset)
-        process = self._processes.pop(key, None)
-        if process is not None and (status := processes.wait(process)) != 0:
+        if (status := self._status(key)) != 0:
             raise OSError(f"Cannot mount image {file}: squashfuse ended with {processes.exit_code(status)}")
         return self._mounted[key]
+
+    def settle(self) -> None:
+        """Wait for all that were started; to be called before a :class:`processes.Reaper` collects every child."""
+        for key in self._mounted:
+            self._status(key)
 
     def close(self) -> None:
         """Unmount everything."""
         for key, target in self._mounted.items():
-            process = self._processes.pop(key, None)
-            if process is None or processes.wait(process) == 0:
+            if self._status(key) == 0:
                 unmount_quietly(target)
+
+    def _status(self, key: tuple[str, int]) -> int:
+        """How squashfuse's first process has ended, which it does when the image is mounted or cannot be."""
+        if key in self._processes:
+            self._ended[key] = processes.wait(self._processes.pop(key))
+        return self._ended[key]
 
 
 def make_writable(lower: str, directory: str) -> str:

@@ -44,6 +44,8 @@ async def _run(start: main.Start) -> int:
     reaper = processes.Reaper(loop)
     surroundings = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop))
     the_pod = pod.Pod(surroundings, begun=start.begun)
+    with contextlib.suppress(AttributeError):  # the sandbox may never have been made
+        box.images.settle()
     loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
     loop.add_signal_handler(signal.SIGTERM, the_pod.end, "Signalled")
     loop.add_signal_handler(signal.SIGUSR1, the_pod.end, "TimeLimit")
