@@ -78,7 +78,7 @@ class Workflows:
         """Change a workflow's spec, as `argo stop` and its like do."""
         self._space.kubectl("patch", "workflow", name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
-    def finished(self, name: str, *, seconds: float = 60) -> dict[str, Any]:
+    def finished(self, name: str, *, seconds: float = 120) -> dict[str, Any]:
         """A workflow when it has ended."""
 
         def ended() -> dict[str, Any] | None:

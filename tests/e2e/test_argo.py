@@ -79,7 +79,7 @@ def test_a_diamond_runs_in_its_order(workflows: argo_workflows.Workflows) -> Non
 
 def test_a_fan_out_of_twenty_hands_all_results_on(workflows: argo_workflows.Workflows) -> None:
     """The last step has what each of the twenty printed."""
-    done = workflows.finished(workflows.example("fan-out.yaml"), seconds=120)
+    done = workflows.finished(workflows.example("fan-out.yaml"), seconds=240)
     assert done["status"]["phase"] == "Succeeded", done["status"]
     assert argo_workflows.result(done, template="sum") == str(sum(n * n for n in range(20)))
 
