@@ -124,7 +124,10 @@ class Opener:
             context: Of the call.
             uid: The pod's, from the agent's certificate.
         """
-        first = await context.read()
+        first = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                first = await context.read()
         name = first.session if isinstance(first, link_pb2.FromAgent) else ""
         owner, answer = self._waiting.get(name, ("", None))
         if answer is None or answer.done() or owner != uid:

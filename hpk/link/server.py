@@ -30,6 +30,8 @@ OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.so_reuseport", 0),
+    # Of one agent: the Attach stream, its sessions, and those that are about to end.
+    ("grpc.max_concurrent_streams", opener.MOST_FOR_POD + 64),
     *client.WINDOW,
 )
 

@@ -248,21 +248,30 @@ def _why(facts: Facts, phase: str) -> tuple[str, str]:
 def _job_failure(facts: Facts) -> tuple[str, str] | None:
     """(reason, message) of a pod whose job did not come to its own end."""
     ended = facts.report["ended"] if facts.report else None
-    cause = facts.allocation.cause if facts.allocation else None
+    state = facts.allocation
+    cause = state.cause if state else None
     job = f"Slurm job {facts.job_id}"
     if ended and ended["reason"] == "Deleted":
         return None
     if cause in FAILURES:
         reason, what = FAILURES[cause]
         return reason, f"{job} {what}"
-    if ended and ended["reason"] == "TimeLimit":
-        return "Evicted", f"{job} reached its time limit"
+    if ended and (what := _how_evicted(ended, state)):
+        return "Evicted", f"{job} {what}"
     if ended:
         return ended["reason"], ended["message"] or f"{job} was ended from outside"
     if facts.report is None or not facts.report["finished_at"]:
         said = f"; the last that it printed: {facts.output}" if facts.output else ""
         return "ContainerStatusUnknown", f"{job} ended and left no record of the pod's end{said}"
     return None
+
+
+def _how_evicted(ended: records.Ended, state: model.AllocationState | None) -> str:
+    """What happened to a job that Slurm has not let go of, though its agent was told to end; empty if nobody knows."""
+    if ended["reason"] == "TimeLimit":
+        return "reached its time limit"
+    is_queued = state is not None and state.phase is model.Phase.QUEUED
+    return "was requeued; a pod runs only once" if ended["reason"] == "Signalled" and is_queued else ""
 
 
 def is_disrupted(facts: Facts) -> bool:

@@ -226,3 +226,16 @@ def test_what_has_run_is_not_pending_again() -> None:
     assert unread["phase"] == "Pending"
     assert not status.may_follow({"phase": "Running"}, unread)
     assert status.may_follow({"phase": "Pending"}, unread)
+
+
+def test_a_pod_whose_job_was_requeued_says_so() -> None:
+    """Its agent was told to end, and Slurm has the job in the queue again; one that only could not start is another."""
+    queued = allocation(model.Phase.QUEUED, state="PENDING", reason="BeginTime")
+    for reason, message in (
+        ("Signalled", "Slurm job 7 was requeued; a pod runs only once"),
+        ("SetupFailed", "no disk"),
+    ):
+        ended = {"reason": reason, "message": "no disk"}
+        told = report({"c": record("terminated")}, finished_at=T0, ended=ended)
+        wanted = made(pod(), report=told, allocation=queued, is_over=True)
+        assert (wanted["phase"], wanted["message"]) == ("Failed", message)
