@@ -97,9 +97,18 @@ class Workflows:
         return items
 
     def log(self, pod: dict[str, Any]) -> str:
-        """What a step printed."""
-        lines = self._space.kubectl("logs", pod["metadata"]["name"], "-c", "main").splitlines(keepends=True)
+        """What a step has printed; nothing while it waits to start."""
+        text = self._space.kubectl("logs", pod["metadata"]["name"], "-c", "main", code=None)
+        lines = text.splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith("time="))  # Argo's own, around the step
+
+    def said(self, workflow: dict[str, Any], *, template: str) -> str:
+        """What the one step of a template printed."""
+        (node,) = nodes(workflow, template=template)
+        key = "workflows.argoproj.io/node-id"
+        pods = self.pods(workflow["metadata"]["name"])
+        (pod,) = (one for one in pods if one["metadata"]["annotations"][key] == node["id"])
+        return self.log(pod)
 
     def python(self, script: str) -> str:
         """Run an example in Python where the user would, on the cluster's network with the user's kubeconfig."""
@@ -120,9 +129,3 @@ def nodes(workflow: dict[str, Any], *, template: str = "") -> list[dict[str, Any
     """A workflow's steps that are pods, of one template or of all."""
     found = workflow["status"].get("nodes", {}).values()
     return [one for one in found if one["type"] == "Pod" and template in ("", one.get("templateName"))]
-
-
-def result(workflow: dict[str, Any], *, template: str) -> str:
-    """What the one step of a template printed, as Argo hands it on."""
-    (node,) = nodes(workflow, template=template)
-    return str(node["outputs"]["result"])

@@ -81,7 +81,7 @@ def test_a_fan_out_of_twenty_hands_all_results_on(workflows: argo_workflows.Work
     """The last step has what each of the twenty printed."""
     done = workflows.finished(workflows.example("fan-out.yaml"), seconds=240)
     assert done["status"]["phase"] == "Succeeded", done["status"]
-    assert argo_workflows.result(done, template="sum") == str(sum(n * n for n in range(20)))
+    assert workflows.said(done, template="sum") == f"{sum(n * n for n in range(20))}\n"
 
 
 def test_a_step_that_fails_is_tried_again(workflows: argo_workflows.Workflows) -> None:
@@ -179,7 +179,7 @@ def test_a_workflow_written_in_python_with_hera(workflows: argo_workflows.Workfl
     """Submitted by the Python client with the kubeconfig that `hpk up` wrote."""
     done = workflows.finished(workflows.python("sweep.py"))
     assert done["status"]["phase"] == "Succeeded", done["status"]
-    assert argo_workflows.result(done, template="total") == "30"
+    assert workflows.said(done, template="total") == "30\n"
 
 
 def test_of_a_hundred_steps_none_is_lost_and_none_runs_twice(workflows: argo_workflows.Workflows) -> None:
@@ -189,7 +189,7 @@ def test_of_a_hundred_steps_none_is_lost_and_none_runs_twice(workflows: argo_wor
     name = workflows.create(text.replace('value: "19"', 'value: "99"'))
     done = workflows.finished(name, seconds=400)
     assert done["status"]["phase"] == "Succeeded", done["status"]
-    assert argo_workflows.result(done, template="sum") == str(sum(n * n for n in range(100)))
+    assert workflows.said(done, template="sum") == f"{sum(n * n for n in range(100))}\n"
     pods = workflows.pods(name)
     assert len(argo_workflows.nodes(done, template="square")) == 100
     assert len(pods) == 101
