@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PREFIXES = ("slurm.hpk.io/", "slurm-job.hpk.io/")
 FLAGS = ("slurm.hpk.io/flags", "slurm-job.hpk.io/flags")
 """The flags annotation and its older spelling; the first that is there counts."""
+MPI_FLAGS = ("slurm.hpk.io/mpi-flags", "slurm-job.hpk.io/mpi-flags", "slurm-job.hpk.io/mpi-flag")
+"""What mpirun is given, in all spellings that are in use; empty asks for nothing."""
 HARMLESS = frozenset({"spec.os.name", "spec.hostUsers", "spec.os"})
 """Fields that ask for what every pod has here: a user namespace, and Linux (which is looked at by itself)."""
 
@@ -130,8 +132,14 @@ def _unsupported(raw: dict[str, Any]) -> list[str]:
 
 def _annotations(pod: v1.Pod) -> list[str]:
     problems = []
-    for key in pod.metadata.annotations:
-        if key.startswith(PREFIXES) and key not in FLAGS:
+    for key, value in pod.metadata.annotations.items():
+        if key in MPI_FLAGS:
+            if value.strip():
+                problems.append(
+                    f"annotation {key} is not supported: HPK does not start MPI ranks yet. Leave it out, ask for the "
+                    f"CPUs in {FLAGS[0]}, and let the container start its own ranks (mpirun -np N ...) on its node"
+                )
+        elif key.startswith(PREFIXES) and key not in FLAGS:
             near = difflib.get_close_matches(key, FLAGS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(FLAGS)}"
             problems.append(f"annotation {key} is not known ({hint})")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import cluster
-from tests.bench import overhead, startup, streaming
+from tests.bench import overhead, startup, streaming, workflows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "streaming-exec": streaming.exec_roundtrip,
     "streaming-copy": streaming.copy,
     "streaming-port-forward": streaming.port_forward,
+    "hundred-steps": workflows.hundred_steps,
 }
 
 

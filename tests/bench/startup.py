@@ -25,9 +25,7 @@ JOB = ("SBATCH_ACCOUNT=research", "SBATCH_TIMELIMIT=10") if cluster.STRICT else 
 
 def pod_startup() -> list[dict[str, Any]]:
     """From just before the submission to the workload's own time stamp, warm, and from its end to the status."""
-    cluster.shell(
-        f"mkdir -p {WORK}; [ -e {SIF} ] || APPTAINER_NOHTTPS=1 apptainer --silent pull {SIF} docker://{IMAGE}"
-    )
+    bare_image()
     found = probe(ROUNDS, IMAGE)
     entries = [
         result.result("pod-startup", found["pod"], baseline=found["direct"], details=_p90("bare", found["direct"])),
@@ -40,6 +38,13 @@ def pod_startup() -> list[dict[str, Any]]:
     }
     entries[0]["details"] |= {f"at-{name}": seconds for name, seconds in stages.items()}
     return [*entries, cold_startup(found["direct"])]
+
+
+def bare_image() -> None:
+    """Have the image as the SIF file that bare jobs use."""
+    cluster.shell(
+        f"mkdir -p {WORK}; [ -e {SIF} ] || APPTAINER_NOHTTPS=1 apptainer --silent pull {SIF} docker://{IMAGE}"
+    )
 
 
 def _beyond(found: dict[str, list[float]], arm: str) -> list[float]:

@@ -11,6 +11,8 @@ from . import images, layout, paths, sh
 # What this needs of the machine itself; the Apptainer build looks after its own.
 MACHINE_PACKAGES = ("mmdebstrap", "debian-archive-keyring", "iproute2", "procps", "util-linux", "gcc", "libc6-dev")
 PROGRAMS = ("etcd", "flanneld", "kubectl", "agnhost")
+ARGO = ("workflow-controller", "argoexec")
+ARGO_TAG = "v4.0.5"
 MMDEBSTRAP = (
     "--variant=apt", "--mode=root", "--quiet",
     '--aptopt=APT::Install-Recommends "false"', '--aptopt=Acquire::Languages "none"',
@@ -49,6 +51,22 @@ def ensure() -> Built:
     stream = _stream(folder)
     made = _images(folder, rootfs=rootfs, agnhost=programs / "agnhost", stream=stream)
     return Built(rootfs, apptainer, programs, stream, made, _sharedfs(folder))
+
+
+def argo() -> pathlib.Path:
+    """Return the layout of Argo's images, building it if it is missing. To be called under the machine's lock."""
+    folder = pathlib.Path(paths.cache(), "site")
+    programs = folder / "programs"
+    sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *ARGO)
+    controller, executor = (programs / name for name in ARGO)
+    source = pathlib.Path(images.__file__).read_text()
+    target = folder / f"images-argo-{_hash(source, ARGO_TAG, _identity(controller), _identity(executor))}"
+    if not target.is_dir():
+        sh.say("making Argo's images")
+        building = _emptied(folder / "images-argo.building")
+        images.build_argo(building, controller=controller, executor=executor, tag=ARGO_TAG)
+        building.rename(target)
+    return target
 
 
 def _install_missing() -> None:

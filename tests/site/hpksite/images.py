@@ -180,6 +180,14 @@ def build(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path, 
     layout.finish()
 
 
+def build_argo(folder: pathlib.Path, *, controller: pathlib.Path, executor: pathlib.Path, tag: str) -> None:
+    """Write Argo's two images into a new layout, as Argo's own Dockerfile has them."""
+    layout = Layout(folder)
+    layout.add(f"argoproj/workflow-controller:{tag}", _program(controller, user="8737"))
+    layout.add(f"argoproj/argoexec:{tag}", _program(executor, user=""))
+    layout.finish()
+
+
 def busybox(rootfs: pathlib.Path) -> Image:
     """Return static busybox with every applet, no entry point, command sh."""
     return Image(layers=(_busybox_layer(rootfs),), config={"Env": [PATH], "Cmd": ["sh"]})
@@ -267,6 +275,16 @@ def layers(rootfs: pathlib.Path) -> Image:
         "Labels": {"of": "tests/site"},
     }
     return Image(layers=(_busybox_layer(rootfs), middle.finished(), upper.finished()), config=config, docker_types=True)
+
+
+def _program(program: pathlib.Path, *, user: str) -> Image:
+    """Return an image of one static program in /bin, which is its entry point, without a shell."""
+    layer = Layer()
+    _skeleton(layer)
+    layer.folder("/bin")
+    layer.file(f"/bin/{program.name}", program.read_bytes(), mode=0o755)
+    config = {"Env": [PATH], "Entrypoint": [program.name], "WorkingDir": "/", **({"User": user} if user else {})}
+    return Image(layers=(layer.finished(),), config=config)
 
 
 def _foreign() -> Image:

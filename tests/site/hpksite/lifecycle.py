@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from . import builds, config, hosts, images, layout, members, network, paths, run, sh, units
+from . import builds, config, hosts, images, inside, layout, members, network, paths, registry, run, sh, units
 
 SETTLE_SECONDS = 120  # a quiet machine needs three
 
@@ -37,6 +37,16 @@ def up(profile: layout.Profile) -> None:
                 hosts.boot(host, _root(profile, built, host))
         _settle(units.table(profile, images=built.images))
         sh.say(f"up after {time.monotonic() - started:.1f} s (profile {profile.name})")
+
+
+def argo() -> None:
+    """Make the running cluster's registry serve Argo's images, building them if need be; quick if it does."""
+    with _lock():
+        if run.host_pid(layout.CONTROLLER.name) is None:
+            raise sh.SiteError(f"cannot add images: {layout.CONTROLLER.name} is not up")
+        images = builds.argo()
+        if not inside.holds(layout.CONTROLLER, registry.check(units.REGISTRY, images)):
+            units.push(layout.CONTROLLER, images)
 
 
 def down(*, purge: bool) -> None:

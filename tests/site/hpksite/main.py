@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--profile", choices=sorted(layout.PROFILES), default=chosen, help=how_far)
     down = commands.add_parser("down", help="remove processes, namespaces and interfaces; /home stays")
     down.add_argument("--purge", action="store_true", help="remove the users' homes too")
+    commands.add_parser("argo", help="let the registry serve Argo's images too, building them if they are missing")
     commands.add_parser("status", help="what runs; exit code 0 only if all of it does")
     kill = commands.add_parser("kill", help="switch a host off without warning; up boots it again")
     kill.add_argument("host", choices=[host.name for host in layout.HOSTS])
@@ -36,6 +37,8 @@ def main(arguments: list[str]) -> int:
     try:
         if options.command == "up":
             lifecycle.up(layout.PROFILES[options.profile])
+        elif options.command == "argo":
+            lifecycle.argo()
         elif options.command == "down":
             lifecycle.down(purge=options.purge)
         elif options.command == "kill":

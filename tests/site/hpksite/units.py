@@ -220,12 +220,14 @@ def _flannel(host: layout.Host) -> list[Unit]:
     ]
 
 
-def _registry(host: layout.Host, images: pathlib.Path) -> list[Unit]:
-    def push(on: layout.Host) -> None:
-        program = pathlib.Path(__file__).with_name("registry.py")
-        netns = paths.netns_file(paths.netns(on.name))
-        sh.out("nsenter", f"--net={netns}", sys.executable, "-IS", str(program), REGISTRY, str(images.resolve()))
+def push(host: layout.Host, images: pathlib.Path) -> None:
+    """Make the registry, which runs on `host`, serve the images of a layout too."""
+    program = pathlib.Path(__file__).with_name("registry.py")
+    netns = paths.netns_file(paths.netns(host.name))
+    sh.out("nsenter", f"--net={netns}", sys.executable, "-IS", str(program), REGISTRY, str(images.resolve()))
 
+
+def _registry(host: layout.Host, images: pathlib.Path) -> list[Unit]:
     return [
         Unit(
             "registry",
@@ -234,5 +236,11 @@ def _registry(host: layout.Host, images: pathlib.Path) -> list[Unit]:
             " docker-registry serve /etc/docker/registry/config.yml",
             check=f"curl -fsS http://{REGISTRY}/v2/",
         ),
-        Unit("images", host, step=push, after=("registry@ctl",), check=registry.check(REGISTRY, images)),
+        Unit(
+            "images",
+            host,
+            step=lambda on: push(on, images),
+            after=("registry@ctl",),
+            check=registry.check(REGISTRY, images),
+        ),
     ]

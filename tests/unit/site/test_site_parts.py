@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from tests.site.hpksite import config, images, layout, registry, run, units
+from tests.site.hpksite import builds, config, images, layout, registry, run, units
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FLANNEL = layout.PROFILES["flannel"]
@@ -78,6 +78,35 @@ def test_layout_is_reproducible_and_complete(tmp_path: pathlib.Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(_blob(tmp_path / "one", manifest["layers"][0])))) as tar:
         assert tar.getnames() == ["work", "work/file", "work/.wh.gone", "work/emptied", "work/emptied/.wh..wh..opq"]
         assert (tar.getmember("work/file").mode, tar.getmember("work/file").uid) == (0o600, 1000)
+
+
+def test_argos_images_run_their_program_as_its_own_images_do(tmp_path: pathlib.Path) -> None:
+    """The controller as a user by number, so that runAsNonRoot holds; the executor as root."""
+    programs = [tmp_path / name for name in builds.ARGO]
+    for program in programs:
+        program.write_bytes(b"program")
+    images.build_argo(tmp_path / "layout", controller=programs[0], executor=programs[1], tag="v1")
+    made = {}
+    for repository, tag, descriptor in registry.named(tmp_path / "layout"):
+        manifest = json.loads(_blob(tmp_path / "layout", descriptor))
+        config_of = json.loads(_blob(tmp_path / "layout", manifest["config"]))["config"]
+        made[f"{repository}:{tag}"] = (config_of["Entrypoint"], config_of.get("User"))
+    assert made == {
+        "argoproj/workflow-controller:v1": (["workflow-controller"], "8737"),
+        "argoproj/argoexec:v1": (["argoexec"], None),
+    }
+
+
+def test_one_version_of_argo_is_built_and_installed() -> None:
+    """Module, binaries, image tags and the example that users apply name the same one."""
+    version = builds.ARGO_TAG
+    for file, mention in (
+        ("controlplane/argo/go.mod", f"argo-workflows/v4 {version}"),
+        ("controlplane/build.sh", f"version={version}"),
+        ("examples/argo/kustomization.yaml", f"newTag: {version}"),
+        ("examples/argo/controller.yaml", f"argoexec:{version}"),
+    ):
+        assert mention in (ROOT / file).read_text(), file
 
 
 def _blob(layout_folder: pathlib.Path, descriptor: registry.Json) -> bytes:
