@@ -137,13 +137,16 @@ def _images(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path
 
 
 def _sharedfs(folder: pathlib.Path) -> pathlib.Path:
-    """Return the server of a poor home, from tests/site/sharedfs, keyed by its source."""
+    """Return a folder with the server of a poor home and the module that it needs, keyed by what both are made of."""
     source = pathlib.Path(paths.TREE, "tests/site/sharedfs")
-    target = folder / f"sharedfs-{_hash(*((source / name).read_text() for name in ('go.mod', 'go.sum', 'main.go')))}"
-    if not target.is_file():
-        building = folder / "sharedfs.building"
-        flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w")
-        sh.out("env", "CGO_ENABLED=0", "go", "-C", str(source), "build", *flags, "-o", str(building), ".")
+    program, requirements = source / "sharedfs.py", source / "requirements.txt"
+    target = folder / f"sharedfs-{_hash(program.read_text(), requirements.read_text())}"
+    if not target.is_dir():
+        building = _emptied(folder / "sharedfs.building")
+        pip = f"{sh.out(f'{paths.TREE}/scripts/venv.sh').strip()}/bin/pip"
+        flags = ("--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-compile", "--no-deps")
+        sh.out(pip, "install", *flags, "--require-hashes", "--target", str(building), "-r", str(requirements))
+        shutil.copy2(program, building / "sharedfs")
         building.rename(target)
     return target
 

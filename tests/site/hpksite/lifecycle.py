@@ -174,8 +174,9 @@ def _prepare(built: builds.Built) -> None:
     for source, path in (
         (built.programs / "kubectl", "usr/local/bin/kubectl"),
         (built.stream, images.STREAM.lstrip("/")),
-        (built.sharedfs, f"{config.PROGRAMS}/sharedfs"),
-        *((built.programs / name, f"{config.PROGRAMS}/{name}") for name in ("etcd", "flanneld")),  # not for users
+        # not for users
+        *((built.sharedfs / name, f"{config.PROGRAMS}/{name}") for name in ("sharedfs", "mfusepy.py")),
+        *((built.programs / name, f"{config.PROGRAMS}/{name}") for name in ("etcd", "flanneld")),
     ):
         target = pathlib.Path(f"{paths.PROGRAMS}/{path}")
         target.parent.mkdir(parents=True, exist_ok=True)
