@@ -34,5 +34,7 @@ for case in "$@"; do
 done
 cp "$runner" "$staged/run"
 tar -c -C "$staged" . | as_alice sh -c "mkdir -p $remote && tar -x -C $remote"
-printf '#!/bin/sh\nexec %s "$@"\n' "${kubectl[*]}" | as_alice sh -c "cat >$remote/kubectl && chmod +x $remote/kubectl"
+# Its own kubectl comes first in a case's PATH: this one must not be looked for there.
+there=$(as_alice sh -c "command -v ${kubectl[0]}" </dev/null)
+printf '#!/bin/sh\nexec %s "$@"\n' "$there ${kubectl[*]:1}" | as_alice sh -c "cat >$remote/kubectl && chmod +x $remote/kubectl"
 as_alice python3 "$remote/run" --kubectl "/home/alice/$remote/kubectl" --have "$HAVE" --jobs "${JOBS:-$jobs}" "$remote" </dev/null
