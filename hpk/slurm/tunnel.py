@@ -12,7 +12,7 @@ Whoever is on this host can connect to the port, as to the API server's own port
 
 import argparse
 import asyncio
-import fcntl
+import hashlib
 import json
 import os
 import re
@@ -355,21 +355,23 @@ def answer(record: "dict[str, Any]") -> None:
     os.close(null)
 
 
-def locked(path: str) -> "Any":
-    """An open file that is locked, where the file system can: two who want a tunnel shall make one."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    file = open(path, "w")  # noqa: SIM115 - the caller closes it
+def locked(path: str) -> "socket.socket":
+    """A socket of a name that one process on this host can have: two who want a tunnel shall make one.
+
+    Not a lock of a file: shared homes often have none.  Whoever holds the name for longer than a tunnel takes to be
+    made, such as another user out of malice, is not waited for.
+    """
+    name = "\0hpk-tunnel-%d-%s" % (os.getuid(), hashlib.sha256(path.encode()).hexdigest()[:16])
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     deadline = time.monotonic() + LOCK_SECONDS
     while time.monotonic() < deadline:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.05)
+            lock.bind(name)
         except OSError:
-            break
+            time.sleep(0.05)
         else:
             break
-    return file
+    return lock
 
 
 def settle(options: "argparse.Namespace") -> "dict[str, Any] | None":
@@ -403,7 +405,7 @@ def main(arguments: "list[str]") -> int:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        lock = locked(record_file(options.state) + ".lock")
+        lock = locked(record_file(options.state))
         record = settle(options)
         if record is None:
             loop.run_until_complete(serve(options, lock))

@@ -197,3 +197,15 @@ async def test_a_tunnel_in_the_background_ends_with_its_line(stage: Stage) -> No
     os.kill(int(child), signal.SIGKILL)
     await gone(stage.record)
     assert (await stage.tunnel())["pid"] != first["pid"]
+
+
+def test_two_who_want_a_tunnel_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time, also where the home has no locks; whoever holds on to it is not waited for without end."""
+    path = str(tmp_path / "tunnel.json")
+    first = tunnel.locked(path)
+    monkeypatch.setattr(tunnel, "LOCK_SECONDS", 0.1)
+    with tunnel.locked(path) as second:
+        assert not second.getsockname()
+    first.close()
+    with tunnel.locked(path) as third:
+        assert third.getsockname()
