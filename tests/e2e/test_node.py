@@ -274,7 +274,7 @@ async def _refusals_reach_the_user(world: World) -> None:
     assert 'previous terminated container "c" in pod "done" not found' in text
     code, text = await world.ask("exec", "done", "--", "true")
     assert code != 0
-    assert "exec is not supported yet" in text
+    assert 'container "c" in pod "done" is not running' in text
 
 
 async def _follow(world: World) -> None:
