@@ -103,7 +103,7 @@ def test_the_image_s_user_and_the_pod_s_are_honoured(space: Namespace) -> None:
     """As root, as the image's USER and as any number, what the process makes is its own, on every kind of volume."""
     make = "id -u; id -g; touch /e/x /m/x /tmp/x && stat -c %u:%g /e/x /m/x /tmp/x"
     space.apply(pod("root", make + "; echo changed >/bin/new && cat /bin/new"))
-    space.apply(pod("image", make + "; cat /work/private", image="layers:1"))
+    space.apply(pod("image", make + "; cat /stuff/private", image="layers:1"))
     space.apply(pod("number", make, context="{runAsUser: 1234, runAsGroup: 77, runAsNonRoot: true}"))
     assert said(space, "root").split() == ["0", "0", "0:0", "0:0", "0:0", "changed"]
     assert said(space, "number").split() == ["1234", "77", *["1234:77"] * 3]

@@ -77,7 +77,7 @@ def test_pods_have_several_ids(room: conftest.Namespace) -> None:
     second = test_bare.SECOND.replace('["true"]', '[sh, -c, "id -u; touch /e/first"]').replace(
         "{runAsUser: 7}}", "{runAsUser: 7}, volumeMounts: [{name: e, mountPath: /e}]}"
     )
-    script = "id -u; id -G; stat -c %u:%g /e/first; cat /work/private"
+    script = "id -u; id -G; stat -c %u:%g /e/first; cat /stuff/private"
     text = test_bare.pod("ids", script, context="{runAsUser: 1000, fsGroup: 77}", image="layers:1", more=second)
     room.apply(text)
     words = test_bare.said(room, "ids").splitlines()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 LOOK = """
-cd /work; for name in * opaque/*; do stat -c '%n %u:%g %a %h' $name; done
+cd /stuff; for name in * opaque/*; do stat -c '%n %u:%g %a %h' $name; done
 cat replaced private opaque/new; echo "$SPACES|$EQUALS|$PWD|$(id -u):$(id -g)"
 for name in /proc /dev /sys /etc; do test -d $name || echo no $name; done
 """
@@ -32,7 +32,7 @@ opaque/new 0:0 644 1
 upper
 only uid 1000 reads this
 new
-two  words |a=b|/work|1000:1000
+two  words |a=b|/stuff|1000:1000
 """
 
 

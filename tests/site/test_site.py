@@ -352,10 +352,10 @@ def test_layers_image_is_a_hard_one() -> None:
     """Whiteouts, opaque folders, replaced files and hard links come out as README.md says."""
     pull("c1", "layers:1", to="/scratch/test-layers.sif")
     command = ["apptainer", "-q", "exec", "--containall", "/scratch/test-layers.sif"]
-    assert client.out("c1", *command, "ls", "/work", "/work/opaque").split() == [
-        "/work:", "kept", "kept-too", "opaque", "private", "replaced", "/work/opaque:", "new",
+    assert client.out("c1", *command, "ls", "/stuff", "/stuff/opaque").split() == [
+        "/stuff:", "kept", "kept-too", "opaque", "private", "replaced", "/stuff/opaque:", "new",
     ]  # fmt: skip
-    assert client.out("c1", *command, "cat", "/work/replaced") == "upper"
+    assert client.out("c1", *command, "cat", "/stuff/replaced") == "upper"
     config = config_of("layers:1", "application/vnd.docker.distribution.manifest.v2+json")
     assert '"User":"1000:1000"' in config
     assert '"SPACES=two  words "' in config

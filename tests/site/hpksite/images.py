@@ -245,23 +245,23 @@ def _libraries(rootfs: pathlib.Path, program: str) -> list[str]:
 def layers(rootfs: pathlib.Path) -> Image:
     """Return the image for tests of whatever converts images; README.md says what must come out."""
     middle = Layer()
-    middle.folder("/work", owner=1000)
-    middle.folder("/work/opaque")
+    middle.folder("/stuff", owner=1000)
+    middle.folder("/stuff/opaque")
     for name in ("removed", "opaque/old", "replaced", "kept"):
-        middle.file(f"/work/{name}", "lower\n", owner=1000)
-    middle.file("/work/private", "only uid 1000 reads this\n", mode=0o600, owner=1000)
-    middle.hard_link("/work/kept-too", "work/kept")
-    middle.file("/etc/passwd", PASSWD + "worker:x:1000:1000::/work:/bin/sh\n")
+        middle.file(f"/stuff/{name}", "lower\n", owner=1000)
+    middle.file("/stuff/private", "only uid 1000 reads this\n", mode=0o600, owner=1000)
+    middle.hard_link("/stuff/kept-too", "stuff/kept")
+    middle.file("/etc/passwd", PASSWD + "worker:x:1000:1000::/stuff:/bin/sh\n")
     middle.file("/etc/group", GROUP + "worker:x:1000:\n")
     upper = Layer()
-    upper.folder("/work", owner=1000)
-    upper.whiteout("/work/removed")
-    upper.opaque("/work/opaque")
-    upper.file("/work/opaque/new", "new\n")
-    upper.file("/work/replaced", "upper\n", owner=1000)
+    upper.folder("/stuff", owner=1000)
+    upper.whiteout("/stuff/removed")
+    upper.opaque("/stuff/opaque")
+    upper.file("/stuff/opaque/new", "new\n")
+    upper.file("/stuff/replaced", "upper\n", owner=1000)
     config = {
         "User": "1000:1000",
-        "WorkingDir": "/work",
+        "WorkingDir": "/stuff",
         "Env": [
             PATH,
             "PLAIN=1",

@@ -61,10 +61,10 @@ def test_accounts_extend_the_root_file_system() -> None:
 def test_layout_is_reproducible_and_complete(tmp_path: pathlib.Path) -> None:
     """The same image twice is the same digest; every descriptor's blob is there, with its size."""
     layer = images.Layer()
-    layer.folder("/work")
-    layer.file("/work/file", "text", mode=0o600, owner=1000)
-    layer.whiteout("/work/gone")
-    layer.opaque("/work/emptied")
+    layer.folder("/stuff")
+    layer.file("/stuff/file", "text", mode=0o600, owner=1000)
+    layer.whiteout("/stuff/gone")
+    layer.opaque("/stuff/emptied")
     image = images.Image(layers=(layer.finished(),), config={"Cmd": ["sh"]})
     for name in ("one", "two"):
         made = images.Layout(tmp_path / name)
@@ -76,8 +76,14 @@ def test_layout_is_reproducible_and_complete(tmp_path: pathlib.Path) -> None:
     assert (repository, tag) == ("some/name", "1")
     manifest = json.loads(_blob(tmp_path / "one", descriptor))
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(_blob(tmp_path / "one", manifest["layers"][0])))) as tar:
-        assert tar.getnames() == ["work", "work/file", "work/.wh.gone", "work/emptied", "work/emptied/.wh..wh..opq"]
-        assert (tar.getmember("work/file").mode, tar.getmember("work/file").uid) == (0o600, 1000)
+        assert tar.getnames() == [
+            "stuff",
+            "stuff/file",
+            "stuff/.wh.gone",
+            "stuff/emptied",
+            "stuff/emptied/.wh..wh..opq",
+        ]
+        assert (tar.getmember("stuff/file").mode, tar.getmember("stuff/file").uid) == (0o600, 1000)
 
 
 def test_argos_images_run_their_program_as_its_own_images_do(tmp_path: pathlib.Path) -> None:
