@@ -42,12 +42,18 @@ def owner(state: jobdir.State) -> Owner | None:
 
 
 def control_plane(jobs: Mapping[str, model.Job], state: jobdir.State) -> model.Job | None:
-    """The control plane's job: the one that holds the state, else the first that queues; None if there is none."""
+    """The control plane's job: the one that holds the state, else the first that queues; None if there is none.
+
+    One that is ending counts only if there is no other: its successor may wait for it already.
+    """
     holder = owner(state)
-    if holder is not None and (job := jobs.get(holder.job_id)) is not None and not job.state.is_over:
-        return job
-    waiting = [job for job in jobs.values() if job.comment == COMMENT and not job.state.is_over]
-    return min(waiting, key=lambda job: int(job.id) if job.id.isdigit() else 0, default=None)
+    holding = holder.job_id if holder else ""
+
+    def order(job: model.Job) -> tuple[bool, bool, int]:
+        return job.state.is_ending, job.id != holding, int(job.id) if job.id.isdigit() else 0
+
+    ours = [job for job in jobs.values() if (job.comment == COMMENT or job.id == holding) and not job.state.is_over]
+    return min(ours, key=order, default=None)
 
 
 def pods(jobs: Mapping[str, model.Job], state: jobdir.State) -> list[model.Job]:

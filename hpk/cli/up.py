@@ -38,6 +38,10 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
     with host.slurm(settings) as slurm:
         job = instance.control_plane(await slurm.jobs(), settings.directory)
         before = _stamp(settings)
+        if job is not None and job.state.is_ending:
+            print(f"The control plane's last job, {job.id}, is ending; the next one starts after it", flush=True)
+            options = [f"--dependency=afterany:{job.id}", *options]
+            job = None
         if job is None:
             job_id = await _submit(settings, slurm, script=script, options=options)
             print(f"Submitted the control plane as Slurm job {job_id}", flush=True)

@@ -74,6 +74,11 @@ class JobState(enum.Enum):
         return self in _QUEUED
 
     @property
+    def is_ending(self) -> bool:
+        """Whether its programs are being ended: it will not run again, and may not have let go of all it holds."""
+        return self in _ENDING
+
+    @property
     def is_over(self) -> bool:
         """Whether the job has ended for good; COMPLETING counts as not yet."""
         return self in _OVER
@@ -83,6 +88,7 @@ _QUEUED = frozenset({
     JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_FED, JobState.REQUEUE_HOLD,
     JobState.SPECIAL_EXIT, JobState.RESV_DEL_HOLD,
 })  # fmt: skip
+_ENDING = frozenset({JobState.COMPLETING, JobState.STAGE_OUT})
 _OVER = frozenset({
     JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE,
     JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.LAUNCH_FAILED, JobState.RECONFIG_FAIL,

@@ -129,6 +129,16 @@ async def test_up_does_not_start_a_second_one(stage: Stage, capsys: pytest.Captu
     assert not [call for call in talk.calls if call.line.startswith("sbatch")]
 
 
+async def test_up_starts_the_next_one_while_the_last_one_ends(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job whose programs are being ended never becomes Ready; the next one is submitted to start after it."""
+    stage.own("7")
+    talk = stage.talk(("squeue", fake.squeue(row("7", "COMPLETING"))), ("sbatch", "8\n"))
+    assert await up.run(stage.settings, script=None, options=["-p", "long"], is_waiting=False) == 0
+    assert "last job, 7, is ending; the next one starts after it" in capsys.readouterr().out
+    submission = next(call for call in talk.calls if call.line.startswith("sbatch"))
+    assert submission.line.endswith(" --dependency=afterany:7 -p long")
+
+
 async def test_up_hands_sbatchs_refusal_on(stage: Stage) -> None:
     """The user reads sbatch's own words."""
     stage.talk(("squeue", ""), ("sbatch", fake.refusal(fake.REFUSALS["account"])))

@@ -48,6 +48,14 @@ def test_a_queued_one_is_found_by_its_comment(state: jobdir.State) -> None:
     assert instance.control_plane(index(job("5", "FAILED", comment=instance.COMMENT)), state) is None
 
 
+def test_one_that_is_ending_gives_way_to_its_successor(state: jobdir.State) -> None:
+    """Who asks for the control plane means the one that will be there, and the old one only while there is no other."""
+    jobdir.write_json(f"{state.control_plane}/owner.json", {"host": "c1", "job_id": "5", "started_at": 1.0})
+    old, new = job("5", "COMPLETING", comment=instance.COMMENT), job("9", "PENDING", comment=instance.COMMENT)
+    assert instance.control_plane(index(old, new), state) == new
+    assert instance.control_plane(index(old), state) == old
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{"])
 def test_a_damaged_owner_file_is_no_owner(state: jobdir.State, text: str) -> None:
     """A file that cannot be read says nothing."""
