@@ -1,26 +1,50 @@
 #!/usr/bin/env bash
-# Every test: what `make check` runs, then those on the simulated cluster, which it builds and starts.
+# Every test: what `make check` runs, then those on simulated clusters, which it builds and starts.
 #
 # 75 minutes on a machine that has none of it yet (upstream's binaries are most of it), 30 on one that has.
-# All is run, whatever failed before; the last line is pytest's, or says which part failed.
+# Two clusters at a time: the tests wait more than they work. All is run, whatever failed before; the last lines are
+# pytest's, or say which parts failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-failed=()
+failures=$(mktemp)
+lane=
+trap 'rm -f "$failures"; [ -z "$lane" ] || kill "$lane"' EXIT
+trap 'exit 143' INT TERM HUP
 
-HPK_UNIT_SECONDS=${HPK_UNIT_SECONDS:-30} scripts/check.sh || failed+=(check)
+attempt() { # name command...: its failure is noted, and ends nothing
+  local name=$1
+  shift
+  "$@" </dev/null || echo "$name" >>"$failures"
+}
+
+cluster_tests() { # marker files...
+  attempt "pytest -m '$*' (profile ${SITE_PROFILE:-flannel})" \
+    "$venv/bin/python" -m pytest --timeout 600 --durations 15 --durations-min 15 -m "$@"
+}
+
+apart() { # the lane that runs beside the machine's own cluster
+  export SITE_PROFILE=flannel
+  attempt 'site up' tests/site/site up
+  attempt 'site argo' tests/site/site argo # minutes on a machine that has not built it: too long within a test
+  cluster_tests cluster tests/e2e/test_argo.py
+  cluster_tests destructive tests/site tests/e2e
+  # The same program on a site that prepared nothing: the profile's own promises, pods, and the ways to them.
+  SITE_PROFILE=bare cluster_tests cluster tests/site/test_site_bare.py tests/e2e/test_bare.py \
+    tests/e2e/test_containment.py
+}
+
+HPK_UNIT_SECONDS=${HPK_UNIT_SECONDS:-30} attempt check scripts/check.sh
 venv=$(scripts/venv.sh) || exit
 export PYTHONPATH=.
 scripts/build-image.sh || exit
 tests/site/site up || exit
-tests/site/site argo || failed+=("site argo") # minutes on a machine that has not built it: too long within a test
 
-# Tests that take the cluster down come last.
-for those in 'cluster and not destructive' 'destructive'; do
-  "$venv/bin/python" -m pytest --timeout 600 -m "$those" tests/site tests/e2e </dev/null || failed+=("pytest -m '$those'")
-done
-
-# The same program on a site that prepared nothing: the profile's own promises, pods, and the ways to them, 6 minutes.
-SITE_PROFILE=bare "$venv/bin/python" -m pytest --timeout 600 -m cluster tests/site/test_site_bare.py \
-  tests/e2e/test_bare.py tests/e2e/test_containment.py </dev/null || failed+=("pytest with SITE_PROFILE=bare")
-tests/site/site up || failed+=("site up")
-[ ${#failed[@]} = 0 ] || { printf 'test: failed: %s\n' "${failed[@]}" >&2; exit 1; }
+export venv failures
+export -f attempt cluster_tests apart
+tests/site/apart tests bash -c apart >build/test-apart.log 2>&1 &
+lane=$!
+cluster_tests 'cluster and not destructive' --ignore tests/e2e/test_argo.py tests/site tests/e2e
+wait "$lane" || echo "the second cluster (exit code $?)" >>"$failures"
+lane=
+cat build/test-apart.log
+[ ! -s "$failures" ] || { sed 's/^/test: failed: /' "$failures" >&2; exit 1; }

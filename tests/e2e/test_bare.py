@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import cluster
+from tests.e2e import storms
 from tests.e2e.conftest import until
 
 if TYPE_CHECKING:
@@ -150,30 +150,7 @@ def test_images_that_nobody_pulled_are_explained(space: Namespace) -> None:
 
 def test_fifty_pods_under_a_submit_limit_all_run_in_the_end(space: Namespace) -> None:
     """The site takes five jobs at a time, the control plane's own included."""
-    before = submissions()
-    space.apply(
-        """
-        apiVersion: batch/v1
-        kind: Job
-        metadata: {name: many}
-        spec:
-          completions: 50
-          parallelism: 50
-          template:
-            spec:
-              restartPolicy: Never
-              containers: [{name: c, image: "${REGISTRY}/busybox:1", command: ["true"]}]
-        """
-    )
-    space.kubectl("wait", "job/many", "--for=condition=Complete", "--timeout=300s", seconds=320)
-    assert [one["status"]["phase"] for one in space.pods()] == ["Succeeded"] * 50
-    assert submissions() - before <= 150
-
-
-def submissions() -> int:
-    """How often sbatch has reached slurmctld."""
-    found = re.search(r"REQUEST_SUBMIT_BATCH_JOB\s.*count:(\d+)", cluster.shell("sdiag", user="root"))
-    return int(found[1]) if found else 0
+    storms.all_succeed(space, pods=50)
 
 
 def steps() -> str:

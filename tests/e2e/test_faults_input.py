@@ -68,7 +68,7 @@ def space(registry: None, wrapper: None) -> Iterator[conftest.Namespace]:
     for name, image in IMAGES.items():
         made.apply(pods.pod(name, "echo pulled", image=image, container={"imagePullPolicy": "Always"}))
     yield made
-    cluster.kubectl("delete", "namespace", made.name, "--timeout=60s")
+    made.remove()
 
 
 IMAGES = {

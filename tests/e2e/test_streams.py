@@ -89,7 +89,7 @@ def pod(hpk: None) -> Iterator[Pod]:
     space.apply(json.dumps(POD))
     space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=90s")
     yield Pod(space)
-    cluster.kubectl("delete", "namespace", space.name, "--timeout=60s")
+    space.remove()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

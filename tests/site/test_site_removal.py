@@ -93,6 +93,22 @@ def test_down_from_another_checkout(tmp_path: pathlib.Path) -> None:
     assert_gone(were_there)
 
 
+def test_down_spares_a_cluster_that_is_apart() -> None:
+    """A command with a cluster of its own keeps it, whatever becomes of the machine's; and then nothing is left."""
+    script = '"$0" up && echo there && read -r word && "$0" status && exit "$word"'
+    argv = [str(TREE / "tests/site/apart"), "removal", "bash", "-c", script, str(client.SITE)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "there\n"
+        assert client.site("down").returncode == 0
+        other.stdin.write("42\n")
+        other.stdin.close()
+        assert other.stdout.readline().startswith("HOST")
+        assert other.wait(60) == 42
+    assert not pathlib.Path("/var/lib/hpk-site-removal").exists()
+
+
 def test_killed_node_comes_back() -> None:
     """A node that loses power fails its job with NODE_FAIL; up boots it again and it takes jobs."""
     job = client.submit("sleep 300", "--nodelist=c2", "--no-requeue")

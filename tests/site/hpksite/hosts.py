@@ -78,7 +78,7 @@ def _lay_out(host: layout.Host, root: Root) -> None:
     for name, mode in ON_DISK.items():
         disk(host, name).mkdir(parents=True)
         disk(host, name).chmod(mode)
-    for name, (content, mode) in {**root.files, paths.MARKER: (host.name + "\n", 0o444)}.items():
+    for name, (content, mode) in {**root.files, paths.MARKER: (f"{host.name} {paths.APART}\n", 0o444)}.items():
         path = base / "upper" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)

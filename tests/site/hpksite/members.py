@@ -65,6 +65,7 @@ def _identity(path: pathlib.Path) -> tuple[int, int] | None:
 
 def _has_marker(path: pathlib.Path, host: layout.Host | None) -> bool:
     try:
-        return path.read_text().strip() == host.name if host else path.exists()
+        name, _, apart = path.read_text().strip("\n").partition(" ")
     except OSError:
         return False
+    return apart == paths.APART and (host is None or name == host.name)

@@ -17,6 +17,7 @@ NETNS = "hpk-site"  # the switch; a host's is hpk-site-NAME
 NETNS_FOLDER = "/run/netns"
 
 MARKER = "etc/hpk-site-host"  # in every host's root: how its processes are known, whoever started them
+APART = os.environ.get("SITE_APART", "")  # the name of a cluster that `apart` keeps from the machine's one
 
 TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 
