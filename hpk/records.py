@@ -190,6 +190,8 @@ class Report(TypedDict):
     """``report.json``, and the body of the link's Report message: the whole truth about the pod, each time.
 
     ``sequence`` rises with each change.  ``finished_at`` is set once, when nothing of the pod runs any more.
+    All times are of the compute node's clock; ``clock_ahead_seconds`` is how far that is known to be ahead of the
+    kubelet's, 0 while it is not known or no more than a moment.
     """
 
     version: int
@@ -201,6 +203,7 @@ class Report(TypedDict):
     pod_ip: str
     started_at: float
     finished_at: float | None
+    clock_ahead_seconds: NotRequired[float]
     ended: Ended | None
     containers: dict[str, ContainerRecord]
     events: list[EventRecord]

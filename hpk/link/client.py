@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ OPTIONS = (
 )
 FIRST_PAUSE_SECONDS = 0.2
 MOST_PAUSE_SECONDS = 15.0
+LEAST_SKEW_SECONDS = 2.0
+"""Two clocks that differ by less are taken for one: times are told in whole seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,8 @@ class LinkClient:
         key: bytes,
         on_terminate: Callable[[Terminate], None],
         on_session: Callable[[sessions.Request, peer.Peer], Awaitable[sessions.Ended]] | None = None,
+        on_clock: Callable[[float], bool] = lambda _ahead_seconds: False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Know who we are and whom to trust.
 
@@ -76,7 +81,12 @@ class LinkClient:
             key: PEM of ours.
             on_terminate: Called in the event loop.
             on_session: Serves a session, in a task of its own that is cancelled when its client is gone.
+            on_clock: Told at each welcome how far our clock is ahead of the kubelet's; whether another report will
+                be published that takes account of it, so that the kubelet need not see one that does not.
+            clock: Unix time.
         """
+        self._on_clock, self._clock = on_clock, clock
+        self._asked_at = 0.0
         self._hello = link_pb2.Hello(protocol=PROTOCOL, uid=uid, agent_version=version, job_id=job_id)
         self._endpoint_file = endpoint_file
         self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
@@ -130,19 +140,23 @@ class LinkClient:
         was_welcome = False
         async with grpc.aio.secure_channel(target, self._credentials, options=OPTIONS) as channel:
             stub = link_pb2_grpc.LinkStub(channel)
-            call = stub.Attach(self._messages())
+            welcomed = asyncio.Event()
+            call = stub.Attach(self._messages(welcomed))
             try:
                 async for message in call:
                     was_welcome = True
                     self._hear(message, stub)
+                    welcomed.set()
             except grpc.RpcError:
                 pass
             finally:
                 await self._sessions.close()
         return was_welcome
 
-    async def _messages(self) -> AsyncIterator[link_pb2.AgentMessage]:
+    async def _messages(self, welcomed: asyncio.Event) -> AsyncIterator[link_pb2.AgentMessage]:
+        self._asked_at = self._clock()
         yield link_pb2.AgentMessage(hello=self._hello)
+        await welcomed.wait()
         sent = 0
         while True:
             self._news.clear()
@@ -154,7 +168,11 @@ class LinkClient:
 
     def _hear(self, message: link_pb2.KubeletMessage, stub: link_pb2_grpc.LinkStub) -> None:
         kind = message.WhichOneof("kind")
-        if kind == "received":
+        if kind == "welcome":
+            now = message.welcome.now
+            if now and self._on_clock(ahead_seconds(now, asked_at=self._asked_at, heard_at=self._clock())):
+                self._newest = None
+        elif kind == "received":
             self._acknowledged = max(self._acknowledged, message.received.sequence)
             self._heard.set()
         elif kind == "terminate":
@@ -164,6 +182,13 @@ class LinkClient:
             self._sessions.open(stub, message.open)
         elif kind == "abandon":
             self._sessions.abandon(message.abandon.session)
+
+
+def ahead_seconds(now: float, *, asked_at: float, heard_at: float) -> float:
+    """How far our clock is ahead of one that was read while we waited; 0 if the two may be the same."""
+    ahead = heard_at - now
+    is_certain = not asked_at <= now <= heard_at
+    return ahead if is_certain and abs(ahead) >= LEAST_SKEW_SECONDS else 0.0
 
 
 async def _none(_request: sessions.Request, _peer: peer.Peer) -> sessions.Ended:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13hpk/link/link.proto\x12\x0bhpk.link.v1\"b\n\x0c\x41gentMessage\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.hpk.link.v1.HelloH\x00\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x13.hpk.link.v1.ReportH\x00\x42\x06\n\x04kind\"\xe5\x01\n\x0eKubeletMessage\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.hpk.link.v1.WelcomeH\x00\x12)\n\x08received\x18\x02 \x01(\x0b\x32\x15.hpk.link.v1.ReceivedH\x00\x12+\n\tterminate\x18\x03 \x01(\x0b\x32\x16.hpk.link.v1.TerminateH\x00\x12!\n\x04open\x18\x04 \x01(\x0b\x32\x11.hpk.link.v1.OpenH\x00\x12\'\n\x07\x61\x62\x61ndon\x18\x05 \x01(\x0b\x32\x14.hpk.link.v1.AbandonH\x00\x42\x06\n\x04kind\"M\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x15\n\ragent_version\x18\x03 \x01(\t\x12\x0e\n\x06job_id\x18\x04 \x01(\t\"(\n\x06Report\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04json\x18\x02 \x01(\x0c\"\x1b\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\x1c\n\x08Received\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"C\n\tTerminate\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x94\x01\n\x04Open\x12\x0f\n\x07session\x18\x01 \x01(\t\x12!\n\x04\x65xec\x18\x02 \x01(\x0b\x32\x11.hpk.link.v1.ExecH\x00\x12\'\n\x06\x61ttach\x18\x03 \x01(\x0b\x32\x15.hpk.link.v1.AttachToH\x00\x12\'\n\x07\x66orward\x18\x04 \x01(\x0b\x32\x14.hpk.link.v1.ForwardH\x00\x42\x06\n\x04kind\"\x1a\n\x07\x41\x62\x61ndon\x12\x0f\n\x07session\x18\x01 \x01(\t\"N\n\x04\x45xec\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgv\x18\x02 \x03(\x0c\x12%\n\x07streams\x18\x03 \x01(\x0b\x32\x14.hpk.link.v1.Streams\"D\n\x08\x41ttachTo\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12%\n\x07streams\x18\x02 \x01(\x0b\x32\x14.hpk.link.v1.Streams\"\x17\n\x07\x46orward\x12\x0c\n\x04port\x18\x01 \x01(\r\"E\n\x07Streams\x12\r\n\x05stdin\x18\x01 \x01(\x08\x12\x0e\n\x06stdout\x18\x02 \x01(\x08\x12\x0e\n\x06stderr\x18\x03 \x01(\x08\x12\x0b\n\x03tty\x18\x04 \x01(\x08\"\x95\x01\n\tFromAgent\x12\x11\n\x07session\x18\x01 \x01(\tH\x00\x12!\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x11.hpk.link.v1.DataH\x00\x12%\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x13.hpk.link.v1.ClosedH\x00\x12#\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x12.hpk.link.v1.EndedH\x00\x42\x06\n\x04kind\"\x82\x01\n\x07ToAgent\x12!\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x11.hpk.link.v1.DataH\x00\x12%\n\x06\x63losed\x18\x02 \x01(\x0b\x32\x13.hpk.link.v1.ClosedH\x00\x12%\n\x06resize\x18\x03 \x01(\x0b\x32\x13.hpk.link.v1.ResizeH\x00\x42\x06\n\x04kind\"%\n\x04\x44\x61ta\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x19\n\x06\x43losed\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\r\"L\n\x05\x45nded\x12\x16\n\texit_code\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\tB\x0c\n\n_exit_code\"\'\n\x06Resize\x12\r\n\x05width\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r2\x89\x01\n\x04Link\x12\x44\n\x06\x41ttach\x12\x19.hpk.link.v1.AgentMessage\x1a\x1b.hpk.link.v1.KubeletMessage(\x01\x30\x01\x12;\n\x07Session\x12\x16.hpk.link.v1.FromAgent\x1a\x14.hpk.link.v1.ToAgent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13hpk/link/link.proto\x12\x0bhpk.link.v1\"b\n\x0c\x41gentMessage\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.hpk.link.v1.HelloH\x00\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x13.hpk.link.v1.ReportH\x00\x42\x06\n\x04kind\"\xe5\x01\n\x0eKubeletMessage\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.hpk.link.v1.WelcomeH\x00\x12)\n\x08received\x18\x02 \x01(\x0b\x32\x15.hpk.link.v1.ReceivedH\x00\x12+\n\tterminate\x18\x03 \x01(\x0b\x32\x16.hpk.link.v1.TerminateH\x00\x12!\n\x04open\x18\x04 \x01(\x0b\x32\x11.hpk.link.v1.OpenH\x00\x12\'\n\x07\x61\x62\x61ndon\x18\x05 \x01(\x0b\x32\x14.hpk.link.v1.AbandonH\x00\x42\x06\n\x04kind\"M\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x15\n\ragent_version\x18\x03 \x01(\t\x12\x0e\n\x06job_id\x18\x04 \x01(\t\"(\n\x06Report\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04json\x18\x02 \x01(\x0c\"(\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03now\x18\x02 \x01(\x01\"\x1c\n\x08Received\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"C\n\tTerminate\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x94\x01\n\x04Open\x12\x0f\n\x07session\x18\x01 \x01(\t\x12!\n\x04\x65xec\x18\x02 \x01(\x0b\x32\x11.hpk.link.v1.ExecH\x00\x12\'\n\x06\x61ttach\x18\x03 \x01(\x0b\x32\x15.hpk.link.v1.AttachToH\x00\x12\'\n\x07\x66orward\x18\x04 \x01(\x0b\x32\x14.hpk.link.v1.ForwardH\x00\x42\x06\n\x04kind\"\x1a\n\x07\x41\x62\x61ndon\x12\x0f\n\x07session\x18\x01 \x01(\t\"N\n\x04\x45xec\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgv\x18\x02 \x03(\x0c\x12%\n\x07streams\x18\x03 \x01(\x0b\x32\x14.hpk.link.v1.Streams\"D\n\x08\x41ttachTo\x12\x11\n\tcontainer\x18\x01 \x01(\t\x12%\n\x07streams\x18\x02 \x01(\x0b\x32\x14.hpk.link.v1.Streams\"\x17\n\x07\x46orward\x12\x0c\n\x04port\x18\x01 \x01(\r\"E\n\x07Streams\x12\r\n\x05stdin\x18\x01 \x01(\x08\x12\x0e\n\x06stdout\x18\x02 \x01(\x08\x12\x0e\n\x06stderr\x18\x03 \x01(\x08\x12\x0b\n\x03tty\x18\x04 \x01(\x08\"\x95\x01\n\tFromAgent\x12\x11\n\x07session\x18\x01 \x01(\tH\x00\x12!\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x11.hpk.link.v1.DataH\x00\x12%\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x13.hpk.link.v1.ClosedH\x00\x12#\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x12.hpk.link.v1.EndedH\x00\x42\x06\n\x04kind\"\x82\x01\n\x07ToAgent\x12!\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x11.hpk.link.v1.DataH\x00\x12%\n\x06\x63losed\x18\x02 \x01(\x0b\x32\x13.hpk.link.v1.ClosedH\x00\x12%\n\x06resize\x18\x03 \x01(\x0b\x32\x13.hpk.link.v1.ResizeH\x00\x42\x06\n\x04kind\"%\n\x04\x44\x61ta\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x19\n\x06\x43losed\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\r\"L\n\x05\x45nded\x12\x16\n\texit_code\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\tB\x0c\n\n_exit_code\"\'\n\x06Resize\x12\r\n\x05width\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r2\x89\x01\n\x04Link\x12\x44\n\x06\x41ttach\x12\x19.hpk.link.v1.AgentMessage\x1a\x1b.hpk.link.v1.KubeletMessage(\x01\x30\x01\x12;\n\x07Session\x12\x16.hpk.link.v1.FromAgent\x1a\x14.hpk.link.v1.ToAgent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,35 +40,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORT']._serialized_start=447
   _globals['_REPORT']._serialized_end=487
   _globals['_WELCOME']._serialized_start=489
-  _globals['_WELCOME']._serialized_end=516
-  _globals['_RECEIVED']._serialized_start=518
-  _globals['_RECEIVED']._serialized_end=546
-  _globals['_TERMINATE']._serialized_start=548
-  _globals['_TERMINATE']._serialized_end=615
-  _globals['_OPEN']._serialized_start=618
-  _globals['_OPEN']._serialized_end=766
-  _globals['_ABANDON']._serialized_start=768
-  _globals['_ABANDON']._serialized_end=794
-  _globals['_EXEC']._serialized_start=796
-  _globals['_EXEC']._serialized_end=874
-  _globals['_ATTACHTO']._serialized_start=876
-  _globals['_ATTACHTO']._serialized_end=944
-  _globals['_FORWARD']._serialized_start=946
-  _globals['_FORWARD']._serialized_end=969
-  _globals['_STREAMS']._serialized_start=971
-  _globals['_STREAMS']._serialized_end=1040
-  _globals['_FROMAGENT']._serialized_start=1043
-  _globals['_FROMAGENT']._serialized_end=1192
-  _globals['_TOAGENT']._serialized_start=1195
-  _globals['_TOAGENT']._serialized_end=1325
-  _globals['_DATA']._serialized_start=1327
-  _globals['_DATA']._serialized_end=1364
-  _globals['_CLOSED']._serialized_start=1366
-  _globals['_CLOSED']._serialized_end=1391
-  _globals['_ENDED']._serialized_start=1393
-  _globals['_ENDED']._serialized_end=1469
-  _globals['_RESIZE']._serialized_start=1471
-  _globals['_RESIZE']._serialized_end=1510
-  _globals['_LINK']._serialized_start=1513
-  _globals['_LINK']._serialized_end=1650
+  _globals['_WELCOME']._serialized_end=529
+  _globals['_RECEIVED']._serialized_start=531
+  _globals['_RECEIVED']._serialized_end=559
+  _globals['_TERMINATE']._serialized_start=561
+  _globals['_TERMINATE']._serialized_end=628
+  _globals['_OPEN']._serialized_start=631
+  _globals['_OPEN']._serialized_end=779
+  _globals['_ABANDON']._serialized_start=781
+  _globals['_ABANDON']._serialized_end=807
+  _globals['_EXEC']._serialized_start=809
+  _globals['_EXEC']._serialized_end=887
+  _globals['_ATTACHTO']._serialized_start=889
+  _globals['_ATTACHTO']._serialized_end=957
+  _globals['_FORWARD']._serialized_start=959
+  _globals['_FORWARD']._serialized_end=982
+  _globals['_STREAMS']._serialized_start=984
+  _globals['_STREAMS']._serialized_end=1053
+  _globals['_FROMAGENT']._serialized_start=1056
+  _globals['_FROMAGENT']._serialized_end=1205
+  _globals['_TOAGENT']._serialized_start=1208
+  _globals['_TOAGENT']._serialized_end=1338
+  _globals['_DATA']._serialized_start=1340
+  _globals['_DATA']._serialized_end=1377
+  _globals['_CLOSED']._serialized_start=1379
+  _globals['_CLOSED']._serialized_end=1404
+  _globals['_ENDED']._serialized_start=1406
+  _globals['_ENDED']._serialized_end=1482
+  _globals['_RESIZE']._serialized_start=1484
+  _globals['_RESIZE']._serialized_end=1523
+  _globals['_LINK']._serialized_start=1526
+  _globals['_LINK']._serialized_end=1663
 # @@protoc_insertion_point(module_scope)
