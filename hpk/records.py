@@ -46,6 +46,18 @@ class Volume(TypedDict):
     host_path_type: NotRequired[str]
 
 
+class DiskLimit(TypedDict):
+    """How much of the node's disk something may take, and what is said when it takes more.
+
+    ``kind``: an emptyDir (``volume``), one container's files and logs (``container``), or all of these (``pod``).
+    """
+
+    kind: Literal["volume", "container", "pod"]
+    name: str
+    bytes: int
+    message: str
+
+
 class Mount(TypedDict):
     """A volume, or a part of it, at a path of a container."""
 
@@ -134,6 +146,7 @@ class PodPlan(TypedDict):
     volumes: list[Volume]
     containers: list[ContainerPlan]
     fs_group: NotRequired[int | None]
+    disk_limits: NotRequired[list[DiskLimit]]
 
 
 class Terminated(TypedDict):
@@ -179,6 +192,7 @@ class Ended(TypedDict):
 
     ``reason``: ``Deleted`` (asked through the link), ``DeadlineExceeded`` (activeDeadlineSeconds),
     ``TimeLimit`` (Slurm's early warning), ``Signalled`` (SIGTERM from Slurm: scancel, time limit, shutdown),
+    ``Evicted`` (it took more of the disk than its limits allow),
     ``SetupFailed`` (a volume or the network could not be made).
     """
 

@@ -20,6 +20,8 @@ MESSAGES = {
 }
 CLOCK_SECONDS = 10.0
 """How long the deadline waits for the kubelet to say what time it is: by this node's clock it may be over already."""
+EVICTION_SECONDS = 1.0
+"""The grace of a pod that is evicted (immediateEvictionGracePeriodSeconds)."""
 _KILL_MARGIN_SECONDS = 2.5
 """Kept from Slurm's KillWait for the last report and for cleaning."""
 
@@ -111,6 +113,11 @@ class Pod:
             self._timer.cancel()
             self._set_timer(ahead_seconds)
         return self._all.reporter.set_clock(ahead_seconds)
+
+    def evict(self, message: str) -> None:
+        """End the pod for what it takes of the disk, as quickly as the kubelet does."""
+        self._all.reporter.event("Warning", "Evicted", message)
+        self.end("Evicted", message=message, grace_seconds=EVICTION_SECONDS)
 
     def _set_timer(self, ahead_seconds: float | None) -> None:
         at = self._all.plan["deadline_at"]

@@ -302,7 +302,7 @@ class Worker:
         newest = self._s.agents.newest(self.uid)
         if newest and newest["finished_at"]:
             ended = newest["ended"]
-            is_explained = ended is None or ended["reason"] in {"Deleted", "DeadlineExceeded", "SetupFailed"}
+            is_explained = ended is None or ended["reason"] in status.OWN_ENDS
             # By our own watch: the agent's clock need not be ours.
             seen_at = time.monotonic() if self._finished_seen_at is None else self._finished_seen_at
             return is_explained or state.is_over or time.monotonic() - seen_at > SLURM_WORD_SECONDS

@@ -129,6 +129,25 @@ class TestScratch:
         a_plain_pod_runs(space)
 
 
+def test_a_pod_that_takes_more_of_the_disk_than_its_limits_is_evicted(space: Namespace) -> None:
+    """Of an emptyDir and of a container's own files; one that stays below runs on."""
+    fill = "head -c 3000000 /dev/zero > {}/x; exec sleep 600"
+    limit = "resources: {limits: {ephemeral-storage: 2Mi}}"
+    space.apply(pod("volume", fill.format("/e")).replace("emptyDir: {}", "emptyDir: {sizeLimit: 2Mi}"))
+    space.apply(pod("layer", fill.format("")).replace("volumeMounts:", f"{limit}\n            volumeMounts:"))
+    space.apply(pod("below", fill.format("/e")).replace("emptyDir: {}", "emptyDir: {sizeLimit: 20Mi}"))
+    words = {
+        "volume": 'Usage of EmptyDir volume "e" exceeds the limit "2Mi". ',
+        "layer": "Pod ephemeral local storage usage exceeds the total limit of containers 2Mi. ",
+    }
+    for name, message in words.items():
+        assert ends(space, name) == "Failed"
+        status = space.get("pod", name)["status"]
+        assert (status["reason"], status["message"]) == ("Evicted", message)
+        assert f"Evicted: {message}" in space.events(name)
+    assert space.phase("below") == "Running"
+
+
 @bare
 @pytest.mark.parametrize(("kind", "words"), [("full", "quota exceeded"), ("readonly", "Read-only file system")])
 def test_a_home_without_room(space: Namespace, kind: str, words: str) -> None:

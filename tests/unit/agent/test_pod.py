@@ -350,6 +350,18 @@ async def test_the_deadline_ends_the_pod(bench: Bench) -> None:
     assert ended["message"] == "Pod was active on the node longer than the specified deadline"
 
 
+async def test_a_pod_is_evicted_for_its_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, in the kubelet's words, as its end and as an event."""
+    monkeypatch.setattr(pod, "EVICTION_SECONDS", 0.05)
+    task = bench.start(one("c", DEAF))
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    bench.pod.evict("Usage of …")
+    await ends(task)
+    assert bench.all.reporter.report["ended"] == {"reason": "Evicted", "message": "Usage of …"}
+    assert bench.events("Evicted") == ["Usage of …"]
+    assert bench.exit_code("c") == 137
+
+
 @pytest.mark.parametrize("ahead", [120.0, -120.0])
 async def test_the_deadline_is_the_kubelet_s_whose_clock_differs(bench: Bench, ahead: float) -> None:
     """By this node's clock it is over, or two minutes away; by the kubelet's, which counts, it is 0.3 s away."""

@@ -239,3 +239,13 @@ def test_a_pod_whose_job_was_requeued_says_so() -> None:
         told = report({"c": record("terminated")}, finished_at=T0, ended=ended)
         wanted = made(pod(), report=told, allocation=queued, is_over=True)
         assert (wanted["phase"], wanted["message"]) == ("Failed", message)
+
+
+def test_a_pod_that_took_too_much_of_the_disk_says_so() -> None:
+    """Evicted in the agent's words, and no disruption: nobody but the pod is to blame."""
+    told = report(
+        {"c": record("terminated", code=137)}, finished_at=T0, ended={"reason": "Evicted", "message": "Usage of …"}
+    )
+    wanted = made(pod(), report=told, allocation=allocation(model.Phase.STARTED), is_over=True)
+    assert (wanted["phase"], wanted["reason"], wanted["message"]) == ("Failed", "Evicted", "Usage of …")
+    assert "DisruptionTarget" not in {c["type"] for c in wanted["conditions"]}
