@@ -27,7 +27,6 @@ WRAPPERS = {
 @contextlib.contextmanager
 def off(host: str, *, ahead_seconds: int) -> Iterator[None]:
     """While the block lasts, what starts on the host has a clock that is ahead; behind, if negative."""
-    where = {"user": "root", "host": host}
     _write(f"{DIRECTORY}/clock.so", _built(ahead_seconds), host)
     names = [f"/usr/local/bin/{name}" for name in WRAPPERS]
     try:
@@ -35,7 +34,7 @@ def off(host: str, *, ahead_seconds: int) -> Iterator[None]:
             _write(f"/usr/local/bin/{name}", f"#!/bin/sh\n{text}\n".encode(), host)
         yield
     finally:
-        cluster.run("rm", "-rf", DIRECTORY, *names, **where)
+        cluster.run("rm", "-rf", DIRECTORY, *names, user="root", host=host)
 
 
 def _built(ahead_seconds: int) -> bytes:

@@ -21,7 +21,7 @@ def report(ahead: float) -> Any:
         "last_terminated": run(1100.0 + ahead, 1200.0 + ahead),
     }
     waiting = {"state": "waiting", "started_at": None, "terminated": None, "last_terminated": None}
-    made = {"sequence": 3, "started_at": 1000.0 + ahead, "finished_at": None}
+    made: dict[str, Any] = {"sequence": 3, "started_at": 1000.0 + ahead, "finished_at": None}
     made |= {"containers": {"c": container, "w": waiting}, "events": [{"number": 1, "at": 1001.0 + ahead}]}
     return made | ({"clock_ahead_seconds": ahead} if ahead else {})
 
