@@ -186,9 +186,9 @@ class LinkClient:
 
 def ahead_seconds(now: float, *, asked_at: float, heard_at: float) -> float:
     """How far our clock is ahead of one that was read while we waited; 0 if the two may be the same."""
-    ahead = heard_at - now
-    is_certain = not asked_at <= now <= heard_at
-    return ahead if is_certain and abs(ahead) >= LEAST_SKEW_SECONDS else 0.0
+    least_ahead, most_ahead = asked_at - now, heard_at - now
+    is_certain = least_ahead >= LEAST_SKEW_SECONDS or most_ahead <= -LEAST_SKEW_SECONDS
+    return most_ahead if is_certain else 0.0  # to ask may include to connect; the answer takes but a moment
 
 
 async def _none(_request: sessions.Request, _peer: peer.Peer) -> sessions.Ended:

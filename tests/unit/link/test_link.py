@@ -166,7 +166,7 @@ async def test_a_report_that_is_about_to_be_replaced_is_not_sent(kubelet: link.K
 
 @pytest.mark.parametrize(
     ("now", "ahead"),
-    [(100.0, 0.0), (109.0, 0.0), (95.0, 15.0), (99.0, 11.0), (200.0, -90.0), (110.5, 0.0)],
+    [(100.0, 0.0), (109.0, 0.0), (95.0, 15.0), (99.0, 0.0), (200.0, -90.0), (110.5, 0.0)],
 )
 def test_only_a_certain_difference_counts(now: float, ahead: float) -> None:
     """Read between two looks at ours, 100 and 110: what may have been the way is nobody's fault."""
