@@ -136,6 +136,7 @@ class World:
             services.Services(
                 find=self.pods.informer.objects.get,
                 listen=self.pods.listen,
+                beside=self.pods.beside,
                 cluster=lambda: admit.Cluster(name="hpk"),
                 preparer=preparer,
                 allocator=self.allocator,
