@@ -124,8 +124,8 @@ def configuration(
         else:
             theirs = neighbour.ids[0]
             raise ValueError(
-                f"Cannot share the processes of container {container['target']}, whose user is {theirs}, as user {ids[0]}:"
-                f" a pod has one id on this site. Set securityContext.runAsUser to {theirs} or 0"
+                f"Cannot share the processes of container {container['target']}, whose user is {theirs}, as user"
+                f" {ids[0]}: a pod has one id on this site. Set securityContext.runAsUser to {theirs} or 0"
             )
     return {
         "ociVersion": "1.0.2",
