@@ -119,7 +119,7 @@ class PodPlan(TypedDict):
     """``spec.json``: all that the agent must know to run the pod.
 
     ``address`` is there in network ``overlay``.  ``has_one_id``: the site gives no subordinate ids, so that every
-    user of the pod is the one who submitted its job.
+    user of the pod is the one who submitted its job.  ``share_processes``: all containers see each other's.
     """
 
     version: int
@@ -133,6 +133,7 @@ class PodPlan(TypedDict):
     network: Literal["flannel", "overlay", "host"]
     address: NotRequired[Address]
     has_one_id: NotRequired[bool]
+    share_processes: NotRequired[bool]
     hosts: str
     resolv_conf: str | None
     link: Link

@@ -64,15 +64,17 @@ class Bind:
 
 
 class Neighbour:
-    """A running container whose processes another one shares.
+    """Whose processes a container shares: another container's, or all of the pod's.
 
     Attributes:
+        name: For messages.
         processes: The path of its PID namespace.
         users: The path of its user namespace.
         ids: Its process's uid and gid.
     """
 
-    def __init__(self, *, processes: str, users: str, ids: tuple[int, int]) -> None:
+    def __init__(self, name: str, *, processes: str, users: str, ids: tuple[int, int]) -> None:
+        self.name = name
         self.processes = processes
         self.users = users
         self.ids = ids
@@ -124,8 +126,8 @@ def configuration(
         else:
             theirs = neighbour.ids[0]
             raise ValueError(
-                f"Cannot share the processes of container {container['target']}, whose user is {theirs}, as user"
-                f" {ids[0]}: a pod has one id on this site. Set securityContext.runAsUser to {theirs} or 0"
+                f"Cannot share the processes of {neighbour.name}, whose user is {theirs}, as user {ids[0]}: a pod has"
+                f" one id on this site. Set securityContext.runAsUser to {f'{theirs} or 0' if theirs else 0}"
             )
     return {
         "ociVersion": "1.0.2",

@@ -80,7 +80,9 @@ class Pod:
         reporter = self._all.reporter
         reporter.report["containers"][name] = report.waiting("ContainerCreating") | {"image_id": plan["image_id"]}
         reporter.changed()
-        one = ephemeral.Ephemeral(plan, surroundings=self._all, target=self.find(plan.get("target", "")))
+        # Where all processes are shared there is none to wait for.
+        target = None if self._all.plan.get("share_processes") else self.find(plan.get("target", ""))
+        one = ephemeral.Ephemeral(plan, surroundings=self._all, target=target)
         self._containers.append(one)
         self._start(one)
 

@@ -132,7 +132,7 @@ def _begin(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> None:
         owns_network=box.owns_network,
         oom_score=box.oom_score,
         one_id=box.places.private if box.has_one_id else None,
-        neighbour=_held(run, neighbour) if neighbour else None,
+        neighbour=_neighbour(box, run, neighbour),
     )
     run.process = configuration["process"]
     text = quickjson.dumps(configuration).encode("utf-8", "surrogateescape")
@@ -140,15 +140,27 @@ def _begin(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> None:
     _spawn(box, run)
 
 
-def _held(run: Run, neighbour: Run) -> oci.Neighbour:
-    """The neighbour's namespaces by descriptors, so that a process id that comes again cannot mean another's."""
+def _neighbour(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> oci.Neighbour | None:
+    """Whose processes the run shares, if any.
+
+    Namespaces are held by descriptors, so that a process id that comes again cannot mean another's.
+    """
+    if not box.pause and neighbour is None:
+        return None
     run.shares_processes = True
+    process, name, ids = box.pause, "the pod", (0, 0)
+    if not box.pause and neighbour:
+        user = neighbour.process["user"]
+        process, name, ids = (
+            neighbour.process_id,
+            f"container {neighbour.container['name']}",
+            (user["uid"], user["gid"]),
+        )
     paths = {}
-    for name in ("pid", "user"):
-        run.held.append(descriptor := os.open(f"/proc/{neighbour.process_id}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC))
-        paths[name] = inroot.path_of(descriptor)
-    user = neighbour.process["user"]
-    return oci.Neighbour(processes=paths["pid"], users=paths["user"], ids=(user["uid"], user["gid"]))
+    for kind in ("pid", "user"):
+        run.held.append(descriptor := os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
+        paths[kind] = inroot.path_of(descriptor)
+    return oci.Neighbour(name, processes=paths["pid"], users=paths["user"], ids=ids)
 
 
 def _spawn(box: sandbox.Sandbox, run: Run) -> None:

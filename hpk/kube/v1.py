@@ -269,6 +269,7 @@ class PodSpec(Model, frozen=True, kw_only=True):
     dns_policy: str = "ClusterFirst"
     dns_config: DnsConfig = DnsConfig()
     host_network: bool = False
+    share_process_namespace: bool = False
     image_pull_secrets: list[LocalReference] = []
     # Scheduling is Slurm's; with one node these cannot be violated, or are checked in admit.
     scheduler_name: str = ""

@@ -199,6 +199,9 @@ def _several_ids(pod: v1.Pod) -> list[str]:
     if context.supplemental_groups:
         groups = ", ".join(map(str, context.supplemental_groups))
         problems.append(f"spec.securityContext.supplementalGroups {groups}{ONE_ID}")
+    users = {c.security_context.run_as_user for c in pod.all_containers} | {context.run_as_user}
+    if pod.spec.share_process_namespace and users - {0, None}:
+        problems.append(f"spec.shareProcessNamespace as a user other than 0{ONE_ID}")
     return problems + _different_ids(pod, pod.all_containers)
 
 

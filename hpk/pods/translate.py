@@ -110,6 +110,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "containers": containers,
         "fs_group": pod.spec.security_context.fs_group,
         "has_one_id": site.has_one_id,
+        "share_processes": pod.spec.share_process_namespace,
     }
     if plan["network"] == "overlay" and found.address:
         plan["address"] = found.address

@@ -153,7 +153,7 @@ async def test_an_image_that_the_sandbox_cannot_see_is_named(bench: test_pod.Ben
 def configuration(neighbour: oci.Neighbour, *, uid: int, one_id: str | None) -> dict[str, Any]:
     """The configuration of a container that shares processes."""
     return oci.configuration(
-        oci_plan(target="c"),
+        oci_plan(),
         root="/root",
         identity=users.Identity(uid, uid, []),
         argv=["true"],
@@ -168,14 +168,16 @@ def configuration(neighbour: oci.Neighbour, *, uid: int, one_id: str | None) -> 
 
 def test_its_pid_namespace_is_the_target_s() -> None:
     """And nothing else: its files are its own; users are the pod's."""
-    made = configuration(oci.Neighbour(processes="/p", users="/u", ids=(1, 1)), uid=5, one_id=None)
+    made = configuration(oci.Neighbour("container c", processes="/p", users="/u", ids=(1, 1)), uid=5, one_id=None)
     assert made["linux"]["namespaces"] == [{"type": "pid", "path": "/p"}, {"type": "mount"}]
 
 
 @pytest.mark.parametrize(("uid", "users_path"), [(0, None), (7, "/u")])
 def test_with_one_id_root_and_the_same_user_may_look(uid: int, users_path: str | None) -> None:
     """Root is over the target's user namespace, the same user in it."""
-    made = configuration(oci.Neighbour(processes="/p", users="/u", ids=(7, 7)), uid=uid, one_id="/private")
+    made = configuration(
+        oci.Neighbour("container c", processes="/p", users="/u", ids=(7, 7)), uid=uid, one_id="/private"
+    )
     paths = {one["type"]: one.get("path") for one in made["linux"]["namespaces"]}
     assert paths.get("user") == users_path
     assert "uidMappings" not in made["linux"]
@@ -184,7 +186,7 @@ def test_with_one_id_root_and_the_same_user_may_look(uid: int, users_path: str |
 def test_with_one_id_another_user_may_not_and_is_told() -> None:
     """The kernel would refuse, in words that help nobody."""
     with pytest.raises(ValueError, match=r"processes of container c, whose user is 7, as user 8.*runAsUser to 7 or 0"):
-        configuration(oci.Neighbour(processes="/p", users="/u", ids=(7, 7)), uid=8, one_id="/private")
+        configuration(oci.Neighbour("container c", processes="/p", users="/u", ids=(7, 7)), uid=8, one_id="/private")
 
 
 def test_what_it_leaves_behind_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
