@@ -118,9 +118,10 @@ def configuration(
     if one_id is not None and ids != (0, 0):
         # The pod's one id under another number: what it owns is the container's.
         nested = one_id
+        # Also where it joins one: crun must know that there is no root in it.
+        mappings = {"uidMappings": _mapping(identity.uid), "gidMappings": _mapping(identity.gid)}
         if neighbour is None:
             namespaces.append({"type": "user"})
-            mappings = {"uidMappings": _mapping(identity.uid), "gidMappings": _mapping(identity.gid)}
         elif neighbour.ids == ids:
             namespaces.append({"type": "user", "path": neighbour.users})
         else:
