@@ -81,9 +81,22 @@ def test_a_container_more_that_looks_at_another(space: conftest.Namespace) -> No
     (one,) = space.get("pod", "p")["status"]["containerStatuses"]
     assert (one["restartCount"], one["ready"], space.phase("p")) == (0, True, "Running")
 
-    copy = ("debug", "p", "--copy-to=q", BUSYBOX, "-c", "d", "--", "sh", "-c", "ps; sleep 36000")
-    space.kubectl(*copy)
+
+def test_a_copy_whose_containers_share_their_processes(space: conftest.Namespace) -> None:
+    """As `kubectl debug --copy-to` makes it. Process 1 has nothing of the agent's, not even for who may trace it."""
+    space.apply(POD)
+    look = "ls -A /proc/1/root/; cat /proc/1/environ; ps; sleep 36000"
+    space.kubectl("debug", "p", "--copy-to=q", BUSYBOX, "-c", "d", "--", "sh", "-c", look)
     until(lambda: "/agnhost pause" in space.kubectl("logs", "q", "-c", "d", code=None))
+    first, *rest = space.kubectl("logs", "q", "-c", "d").splitlines()
+    assert first.split() == ["PID", "USER", "COMMAND"]
+    assert "pause.rest" in rest[0]
+    assert "SYS_PTRACE" in str(space.get("pod", "q")["spec"]["containers"])
+    space.kubectl("exec", "q", "-c", "d", "--", "sh", "-c", "sleep 36003 >/dev/null 2>&1 & kill $(pgrep -x agnhost)")
+    until(lambda: space.get("pod", "q")["status"]["containerStatuses"][0]["restartCount"] == 1)
+    until(lambda: "/agnhost pause" in space.kubectl("exec", "q", "-c", "d", "--", "ps"))
+    assert "sleep 36003" in space.kubectl("exec", "q", "-c", "d", "--", "ps")
+    space.kubectl("delete", "pods", "--all", "--timeout=30s")
 
 
 def test_what_cannot_be_had_is_said(space: conftest.Namespace) -> None:

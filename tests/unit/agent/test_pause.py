@@ -8,12 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from hpk.agent import linux, pause, runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -27,17 +27,30 @@ def until(holds: Callable[[], object]) -> None:
 def test_it_holds_nothing_and_only_sigkill_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm sends SIGTERM to every process of a job; a descriptor of the agent's would outlive its owner."""
     monkeypatch.setattr(linux, "unshare", lambda _flags: None)
+    monkeypatch.setenv("SECRET", "x")
+    command = pause.command
+    code = "import sys; sys.path.append({!r}); from hpk.agent import pause; pause._hide = lambda: None; pause.rest({})"
+    monkeypatch.setattr(pause, "command", lambda told: [*command(told)[:-1], code.format(pause._LIBRARY, told)])
     process = pause.begin()
     directory = Path(f"/proc/{process}")
     try:
         until(lambda: not list((directory / "fd").iterdir()))
-        until(lambda: (directory / "stat").read_text().split()[2] == "S")
+        until(lambda: (directory / "stat").read_text().split(")")[1].split()[0] == "S")
         for number in (15, 10, 2, 1):
             os.kill(process, number)
-        assert (directory / "stat").read_text().split()[2] == "S"
+        assert (directory / "stat").read_text().split(")")[1].split()[0] == "S"
+        assert (directory / "environ").read_bytes() == b""
     finally:
         os.kill(process, 9)
-    until(lambda: not directory.exists() or (directory / "stat").read_text().split()[2] == "Z")
+    until(lambda: not directory.exists() or (directory / "stat").read_text().split(")")[1].split()[0] == "Z")
+
+
+def test_one_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a failure of the sandbox, not as a process id."""
+    monkeypatch.setattr(linux, "unshare", lambda _flags: None)
+    monkeypatch.setattr(pause, "command", lambda _told: ["/bin/false"])
+    with pytest.raises(OSError, match="PID namespace that the pod's containers share"):
+        pause.begin()
 
 
 def test_a_run_of_such_a_pod_is_in_its_namespace(tmp_path: Path) -> None:
