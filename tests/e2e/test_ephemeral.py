@@ -92,7 +92,8 @@ def test_a_copy_whose_containers_share_their_processes(space: conftest.Namespace
     assert first.split() == ["PID", "USER", "COMMAND"]
     assert "pause.rest" in rest[0]
     assert "SYS_PTRACE" in str(space.get("pod", "q")["spec"]["containers"])
-    space.kubectl("exec", "q", "-c", "d", "--", "sh", "-c", "sleep 36003 >/dev/null 2>&1 & kill $(pgrep -x agnhost)")
+    kill = r"sleep 36003 >/dev/null 2>&1 & kill $(ps | sed -n 's/^ *\([0-9]*\) .*agnhos[t] pause/\1/p')"
+    space.kubectl("exec", "q", "-c", "d", "--", "sh", "-c", kill)
     until(lambda: space.get("pod", "q")["status"]["containerStatuses"][0]["restartCount"] == 1)
     until(lambda: "/agnhost pause" in space.kubectl("exec", "q", "-c", "d", "--", "ps"))
     assert "sleep 36003" in space.kubectl("exec", "q", "-c", "d", "--", "ps")
