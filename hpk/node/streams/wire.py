@@ -25,7 +25,7 @@ MOST_UNSENT_BYTES = 512 << 10
 """That wait to be sent before senders must wait."""
 MOST_UNASKED_BYTES = 1 << 20
 """The same for answers to a client (to its pings, say) that reads none of them: beyond it, it is cut off."""
-READ_BYTES = 256 << 10
+READ_BYTES = 512 << 10
 """Handed on at a time."""
 PART_BYTES = 96
 """What a part costs besides its bytes: a client that sends one byte at a time must not get a hundred times its due."""
