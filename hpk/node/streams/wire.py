@@ -224,7 +224,7 @@ class Inbox:
         self._parts.clear()
 
     async def read(self) -> bytes:
-        """Some bytes, about ``READ_BYTES`` at most; none at the end."""
+        """Some bytes, ``READ_BYTES`` at most unless they came as one part; none at the end."""
         while not self._parts:
             if self._is_over:
                 return b""
@@ -235,7 +235,7 @@ class Inbox:
             self._carrier.release(len(first) + PART_BYTES)
             return first
         taken, count = [first], len(first)
-        while self._parts and count < READ_BYTES:
+        while self._parts and count + len(self._parts[0]) <= READ_BYTES:
             taken.append(self._parts.popleft())
             count += len(taken[-1])
         self._carrier.release(count + PART_BYTES * len(taken))
