@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8"}
 
-# Python ignores these two; a program expects their default.
-_SIGPIPE, _SIGXFSZ = 13, 25
+# What Python ignores (PIPE, XFSZ), and what a shell, nohup or a batch system may (HUP, INT, QUIT, TERM, TSTP, TTIN,
+# TTOU): a program expects the default, and many shells cannot even change what was ignored before them.
+_DEFAULTED = (13, 25, 1, 2, 3, 15, 20, 21, 22)
 # Slurm sends SIGTERM to every process of a job; one that the pod needs until its end must not listen.
 STEADFAST = (1, 2, 10, 12, 15)
 
@@ -47,7 +48,7 @@ def spawn(
         ENVIRONMENT if environment is None else environment,
         file_actions=[(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in (files or {}).items()],
         setsigmask=list(blocked_signals),
-        setsigdef=[_SIGPIPE, _SIGXFSZ],
+        setsigdef=list(_DEFAULTED),
     )
 
 

@@ -108,21 +108,32 @@ class JobPerPod:
     async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
         """As sacct has it."""
         found = (await self._slurm.accounting([allocation.job_id])).get(allocation.job_id)
-        return state_of(found) if found is not None and found.state.is_over else None
+        return state_of(found) if found is not None and found.state.is_over and _is_of(found, allocation) else None
 
     def observe(self, allocation: model.Allocation) -> model.AllocationState:
         """The newest of the poller's cache."""
-        sighting = self._jobs.sighting(allocation.job_id)
+        sighting = self._sighting(allocation)
         if sighting is None:
             return model.AllocationState(phase=model.Phase.UNKNOWN)
-        if sighting.job is None or self._is_anothers(allocation):
+        if sighting.job is None:
             return model.AllocationState(phase=model.Phase.GONE)
         return state_of(sighting.job)
 
+    def _sighting(self, allocation: model.Allocation) -> poller.Sighting | None:
+        return self._jobs.sighting(allocation.job_id, is_it=lambda job: _is_of(job, allocation))
+
     def _is_anothers(self, allocation: model.Allocation) -> bool:
-        """Whether the number belongs to another job by now: a Slurm that was set up anew counts from 1 again."""
-        job = self._jobs.snapshot.jobs.get(allocation.job_id) if self._jobs.snapshot else None
-        return job is not None and bool(allocation.uid) and not _carries(job, allocation.uid)
+        """Whether the number belongs to another job by now: a Slurm that was set up anew counts from 1 again.
+
+        An answer from before the submission may name the last job of that number, which is none of our concern.
+        """
+        sighting, snapshot = self._sighting(allocation), self._jobs.snapshot
+        return (
+            sighting is not None
+            and sighting.job is None
+            and snapshot is not None
+            and allocation.job_id in snapshot.jobs
+        )
 
     def watch(self, uid: str, allocation: model.Allocation) -> None:
         """Mark the pod at each change of its job, and ask once soon: a job may wait, and its owner wants to know."""
@@ -153,6 +164,11 @@ def _phase(state: slurm_model.JobState) -> model.Phase:
         return model.Phase.UNKNOWN
     is_queued = state.is_queued or state is slurm_model.JobState.CONFIGURING
     return model.Phase.QUEUED if is_queued else model.Phase.STARTED
+
+
+def _is_of(job: slurm_model.Job, allocation: model.Allocation) -> bool:
+    """Whether a job of the allocation's number is the allocation's; of one without a pod nothing more is known."""
+    return not allocation.uid or _carries(job, allocation.uid)
 
 
 def _carries(job: slurm_model.Job, uid: str) -> bool:

@@ -113,14 +113,15 @@ class Poller:
             self._due_at = due_at
             self._wake.set()
 
-    def sighting(self, job_id: str) -> Sighting | None:
+    def sighting(self, job_id: str, *, is_it: Callable[[model.Job], bool] = lambda _: True) -> Sighting | None:
         """What Slurm last said of the job; None: not known, for no question was answered since it is watched.
 
-        A job that nobody watches is known only by being in the last answer.
+        A job that nobody watches is known only by being in the last answer.  One of that number that is another, by
+        ``is_it``, counts as none: a slurmctld that lost its last seconds gives numbers out once more.
         """
         if self.snapshot is None:
             return None
-        if (job := self.snapshot.jobs.get(job_id)) is not None:
+        if (job := self.snapshot.jobs.get(job_id)) is not None and is_it(job):
             return Sighting(job=job)
         since = min((watch.since for watch in self._watches.get(job_id, ())), default=None)
         if since is None or self.snapshot.asked_at < since:

@@ -45,7 +45,7 @@ def leftovers() -> str:
     """What of bob's is still on the compute nodes."""
     look = (
         "ls -d /tmp/hpk* 2>/dev/null | xargs -r stat -c '%U %n' | grep '^bob'; "
-        "pgrep -u bob -a | grep -v -e pgrep -e bash; true"
+        "pgrep -u bob -a | grep -v -e grep -e bash; true"
     )
     return "".join(cluster.run("bash", "-c", look, user="bob", host=host).stdout.decode() for host in ("c1", "c2"))
 

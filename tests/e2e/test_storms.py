@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-WATCH_SECONDS = 90
+WATCH_SECONDS = 60
 
 
 def deployment(name: str, *, replicas: int, flags: str, command: list[str]) -> str:

@@ -106,7 +106,7 @@ def test_down_spares_a_cluster_that_is_apart() -> None:
         other.stdin.close()
         assert other.stdout.readline().startswith("HOST")
         assert other.wait(60) == 42
-    assert not pathlib.Path("/var/lib/hpk-site-removal").exists()
+    assert not pathlib.Path("/var/lib/hpk-apart-removal").exists()
 
 
 def test_killed_node_comes_back() -> None:

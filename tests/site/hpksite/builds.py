@@ -1,10 +1,13 @@
 """The parts that take minutes to build, each cached outside the tree by what it is made of."""
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import pathlib
 import shutil
+from collections.abc import Iterator
 
 from . import images, layout, paths, sh
 
@@ -40,33 +43,42 @@ class Built:
 
 
 def ensure() -> Built:
-    """Return all parts, building those that are missing. To be called under the machine's lock."""
-    _install_missing()
-    folder = pathlib.Path(paths.cache(), "site")
-    folder.mkdir(parents=True, exist_ok=True)
-    rootfs = _rootfs(folder)
-    apptainer = pathlib.Path(_apptainer())
-    programs = folder / "programs"
-    sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *PROGRAMS)
-    stream = _stream(folder)
-    made = _images(folder, rootfs=rootfs, agnhost=programs / "agnhost", stream=stream)
-    return Built(rootfs, apptainer, programs, stream, made, _sharedfs(folder))
+    """Return all parts, building those that are missing."""
+    with _alone() as folder:
+        _install_missing()
+        rootfs = _rootfs(folder)
+        apptainer = pathlib.Path(_apptainer())
+        programs = folder / "programs"
+        sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *PROGRAMS)
+        stream = _stream(folder)
+        made = _images(folder, rootfs=rootfs, agnhost=programs / "agnhost", stream=stream)
+        return Built(rootfs, apptainer, programs, stream, made, _sharedfs(folder))
 
 
 def argo() -> pathlib.Path:
-    """Return the layout of Argo's images, building it if it is missing. To be called under the machine's lock."""
+    """Return the layout of Argo's images, building it if it is missing."""
+    with _alone() as folder:
+        programs = folder / "programs"
+        sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *ARGO)
+        controller, executor = (programs / name for name in ARGO)
+        source = pathlib.Path(images.__file__).read_text()
+        target = folder / f"images-argo-{_hash(source, ARGO_TAG, _identity(controller), _identity(executor))}"
+        if not target.is_dir():
+            sh.say("making Argo's images")
+            building = _emptied(folder / "images-argo.building")
+            images.build_argo(building, controller=controller, executor=executor, tag=ARGO_TAG)
+            building.rename(target)
+        return target
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[pathlib.Path]:
+    """Give the folder for what is built; one process at a time, for clusters that are apart share it."""
     folder = pathlib.Path(paths.cache(), "site")
-    programs = folder / "programs"
-    sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *ARGO)
-    controller, executor = (programs / name for name in ARGO)
-    source = pathlib.Path(images.__file__).read_text()
-    target = folder / f"images-argo-{_hash(source, ARGO_TAG, _identity(controller), _identity(executor))}"
-    if not target.is_dir():
-        sh.say("making Argo's images")
-        building = _emptied(folder / "images-argo.building")
-        images.build_argo(building, controller=controller, executor=executor, tag=ARGO_TAG)
-        building.rename(target)
-    return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield folder
 
 
 def _install_missing() -> None:

@@ -264,7 +264,7 @@ async def test_a_command_is_killed_when_its_client_goes(bench: Bench, tty: bool)
 
 async def test_a_client_that_goes_at_once_leaves_no_command(bench: Bench) -> None:
     """Even before crun has said which process it is."""
-    task = bench.serve(shell("sleep 1000"), Client())
+    task = bench.serve(shell("exec sleep 1000"), Client())
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

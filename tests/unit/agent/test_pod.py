@@ -130,6 +130,16 @@ class Bench:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.all.writer.close()
+        for process in self.processes.values():
+            end(process)
+
+
+def end(process: int) -> None:
+    """Have a child ended and collected, if that has not come about already."""
+    with contextlib.suppress(ChildProcessError):
+        if os.waitpid(process, os.WNOHANG) == (0, 0):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
 
 
 @pytest.fixture

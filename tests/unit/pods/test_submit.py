@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 UID = "0b5e1c1e-0000-4000-8000-000000000001"
@@ -30,8 +32,9 @@ class FakePoller:
         self.snapshot = self
         return self
 
-    def sighting(self, job_id: str) -> Any:
-        return poller.Sighting(job=self.jobs.get(job_id))
+    def sighting(self, job_id: str, *, is_it: Callable[[slurm_model.Job], bool]) -> Any:
+        found = self.jobs.get(job_id)
+        return poller.Sighting(job=found if found and is_it(found) else None)
 
 
 class Sbatch:
@@ -123,3 +126,36 @@ async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir
     assert mine.observe(found).phase is model.Phase.GONE
     await mine.release(found)
     assert slurm.cancelled == []
+
+
+class Slurm(FakeSlurm):
+    """Has one job, of another pod, in squeue and in accounting."""
+
+    last = job(
+        "17", comment="the pod before", work_directory="/home/u/.hpk/pods/before", state=slurm_model.JobState.FAILED
+    )
+
+    async def jobs(self) -> dict[str, slurm_model.Job]:
+        return {"17": self.last}
+
+    async def accounting(self, ids: list[str]) -> dict[str, slurm_model.Job]:
+        return dict.fromkeys(ids, self.last)
+
+
+async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdir.State) -> None:
+    """A slurmctld that was killed may forget its newest job: what was seen of that one says nothing of the next."""
+    slurm, clock = Slurm(), iter(float(second) for second in range(1000))
+    polling = poller.Poller(slurm, clock=lambda: next(clock))
+    asking = asyncio.create_task(polling.run())
+    await polling.fresh()
+    mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=lambda _uid: None)
+    given = model.Allocation(job_id="17", uid=UID)
+    mine.watch(UID, given)
+    assert mine.observe(given).phase is model.Phase.UNKNOWN
+    assert await mine.recall(given) is None
+    await mine.release(given)
+    assert slurm.cancelled == ["17"]
+    await polling.fresh()  # and still only the other one has the number
+    assert mine.observe(given).phase is model.Phase.GONE
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
