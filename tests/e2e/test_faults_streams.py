@@ -28,7 +28,8 @@ COUNT = "i=0; while :; do echo $i; i=$((i + 1)); sleep 0.5; done"
 OPEN = r"""
 set -e
 rm -rf sessions; mkdir sessions; cd sessions
-keep() { name=$1; shift; (trap '' HUP; "$@" >$name.out 2>$name.err; echo $? >$name.code) </dev/null >/dev/null 2>&1 & }
+run() { code=0; "$@" >$name.out 2>$name.err || code=$?; echo $code >$name.code; }
+keep() { name=$1; shift; (trap '' HUP; run "$@") </dev/null >/dev/null 2>&1 & }
 keep exec $K exec p -c c -- sleep 777
 keep logs $K logs -f p -c counts
 keep forward $K port-forward p :18220
@@ -114,8 +115,10 @@ class Pod:
 
 @pytest.fixture
 def pod(space: conftest.Namespace) -> Iterator[Pod]:
-    """Nothing runs yet; what is open is closed afterwards."""
+    """Nothing runs yet; what is open is closed afterwards, and a control plane is there."""
     yield Pod(space)
+    if not cluster.is_running():
+        cluster.start()
     cluster.shell(f"pkill -f '^kubectl -n {space.name} '; rm -rf sessions; true")
 
 
