@@ -6,13 +6,13 @@ import asyncio
 import json
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from hpk import jobdir
-from hpk.link import link_pb2, link_pb2_grpc, peer, sessions
+from hpk.link import link_pb2, link_pb2_grpc, peer, sessions, wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 PROTOCOL = 3
 SERVER_NAME = "hpk-kubelet"
 """The name in the kubelet's certificate, wherever it runs."""
-WINDOW = (
-    # What a session may hold that nobody reads. gRPC would let it grow to many megabytes for each.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 512 << 10),
-)
+FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
+"""gRPC would let what a session holds that nobody reads grow to many megabytes for each."""
 OPTIONS = (
     ("grpc.ssl_target_name_override", SERVER_NAME),
     # A compute node that vanishes, or a control plane that moves, is noticed within half a minute.
@@ -36,7 +33,8 @@ OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
     ("grpc.enable_http_proxy", 0),
-    *WINDOW,
+    FIXED_WINDOW,
+    ("grpc.http2.lookahead_bytes", 512 << 10),
 )
 FIRST_PAUSE_SECONDS = 0.2
 MOST_PAUSE_SECONDS = 15.0
@@ -134,12 +132,14 @@ class LinkClient:
         """Talk until the stream breaks; whether the kubelet had welcomed us."""
         was_welcome = False
         async with grpc.aio.secure_channel(target, self._credentials, options=OPTIONS) as channel:
-            stub = link_pb2_grpc.LinkStub(channel)
-            call = stub.Attach(self._messages())
+            call = link_pb2_grpc.LinkStub(channel).Attach(self._messages())
+            dial = channel.stream_stream(
+                wire.SESSION, request_serializer=wire.FROM_AGENT.dump, response_deserializer=wire.TO_AGENT.load
+            )
             try:
                 async for message in call:
                     was_welcome = True
-                    self._hear(message, stub)
+                    self._hear(message, dial)
             except grpc.RpcError:
                 pass
             finally:
@@ -157,7 +157,7 @@ class LinkClient:
                 continue
             await self._news.wait()
 
-    def _hear(self, message: link_pb2.KubeletMessage, stub: link_pb2_grpc.LinkStub) -> None:
+    def _hear(self, message: link_pb2.KubeletMessage, dial: Callable[[], Any]) -> None:
         kind = message.WhichOneof("kind")
         if kind == "received":
             self._acknowledged = max(self._acknowledged, message.received.sequence)
@@ -169,7 +169,7 @@ class LinkClient:
             # surrogateescape: values of the environment are bytes
             self._on_start(json.loads(message.start.json.decode("utf-8", "surrogateescape")))
         elif kind == "open":
-            self._sessions.open(stub, message.open)
+            self._sessions.open(dial, message.open)
         elif kind == "abandon":
             self._sessions.abandon(message.abandon.session)
 

@@ -11,13 +11,12 @@ import grpc.aio
 import structlog
 
 from hpk import errors
-from hpk.link import client, link_pb2, link_pb2_grpc, opener
+from hpk.link import client, heap, link_pb2, opener, sessions, wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from hpk import records
-    from hpk.link import sessions
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +34,9 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),
     # Of one agent: the Attach stream, its sessions, and those that are about to end.
     ("grpc.max_concurrent_streams", opener.MOST_FOR_POD + 64),
-    *client.WINDOW,
+    client.FIXED_WINDOW,
+    # Two pieces: one is on its way while the other is handed on.
+    ("grpc.http2.lookahead_bytes", 2 * sessions.CHUNK),
 )
 
 
@@ -102,8 +103,9 @@ class LinkServer:
         Raises:
             RuntimeError: The port is taken.
         """
+        heap.keep_what_is_freed()
         server = grpc.aio.server(options=OPTIONS)
-        link_pb2_grpc.add_LinkServicer_to_server(_Servicer(self._attach, self._session), server)
+        server.add_generic_rpc_handlers((_handlers(self._attach, self._session),))
         port: int = server.add_secure_port(self._address, self._credentials)
         await server.start()
         self._server = server
@@ -217,11 +219,18 @@ class LinkServer:
             stream.put(None)
 
 
-class _Servicer(link_pb2_grpc.LinkServicer):  # type: ignore[misc] # generated without types
-    def __init__(
-        self,
-        attach: Callable[..., AsyncIterator[link_pb2.KubeletMessage]],
-        session: Callable[..., Awaitable[None]],
-    ) -> None:
-        self.Attach = attach
-        self.Session = session
+def _handlers(
+    attach: Callable[..., AsyncIterator[link_pb2.KubeletMessage]], session: Callable[..., Awaitable[None]]
+) -> grpc.GenericRpcHandler:
+    """The service, as link.proto has it; sessions have a codec of their own."""
+    calls = {
+        "Attach": grpc.stream_stream_rpc_method_handler(
+            attach,
+            request_deserializer=link_pb2.AgentMessage.FromString,
+            response_serializer=link_pb2.KubeletMessage.SerializeToString,
+        ),
+        "Session": grpc.stream_stream_rpc_method_handler(
+            session, request_deserializer=wire.FROM_AGENT.load, response_serializer=wire.TO_AGENT.dump
+        ),
+    }
+    return grpc.method_handlers_generic_handler(wire.SERVICE, calls)
