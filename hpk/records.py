@@ -46,6 +46,18 @@ class Volume(TypedDict):
     host_path_type: NotRequired[str]
 
 
+class DiskLimit(TypedDict):
+    """How much of the node's disk something may take, and what is said when it takes more.
+
+    ``kind``: an emptyDir (``volume``), one container's files and logs (``container``), or all of these (``pod``).
+    """
+
+    kind: Literal["volume", "container", "pod"]
+    name: str
+    bytes: int
+    message: str
+
+
 class Mount(TypedDict):
     """A volume, or a part of it, at a path of a container."""
 
@@ -140,6 +152,7 @@ class PodPlan(TypedDict):
     volumes: list[Volume]
     containers: list[ContainerPlan]
     fs_group: NotRequired[int | None]
+    disk_limits: NotRequired[list[DiskLimit]]
 
 
 class Terminated(TypedDict):
@@ -189,6 +202,7 @@ class Ended(TypedDict):
 
     ``reason``: ``Deleted`` (asked through the link), ``DeadlineExceeded`` (activeDeadlineSeconds),
     ``TimeLimit`` (Slurm's early warning), ``Signalled`` (SIGTERM from Slurm: scancel, time limit, shutdown),
+    ``Evicted`` (it took more of the disk than its limits allow),
     ``SetupFailed`` (a volume or the network could not be made).
     """
 
@@ -200,6 +214,8 @@ class Report(TypedDict):
     """``report.json``, and the body of the link's Report message: the whole truth about the pod, each time.
 
     ``sequence`` rises with each change.  ``finished_at`` is set once, when nothing of the pod runs any more.
+    All times are of the compute node's clock; ``clock_ahead_seconds`` is how far that is known to be ahead of the
+    kubelet's, 0 while it is not known or no more than a moment.
     """
 
     version: int
@@ -211,6 +227,7 @@ class Report(TypedDict):
     pod_ip: str
     started_at: float
     finished_at: float | None
+    clock_ahead_seconds: NotRequired[float]
     ended: Ended | None
     containers: dict[str, ContainerRecord]
     events: list[EventRecord]

@@ -19,6 +19,10 @@ MESSAGES = {
     "TimeLimit": "The Slurm job reaches its time limit",
     "Signalled": "Slurm ends the job: cancelled, out of time, or the node shuts down",
 }
+CLOCK_SECONDS = 10.0
+"""How long the deadline waits for the kubelet to say what time it is: by this node's clock it may be over already."""
+EVICTION_SECONDS = 1.0
+"""The grace of a pod that is evicted (immediateEvictionGracePeriodSeconds)."""
 _KILL_MARGIN_SECONDS = 2.5
 """Kept from Slurm's KillWait for the last report and for cleaning."""
 
@@ -66,6 +70,7 @@ class Pod:
                 one.adopt(begun[one.plan["name"]])
         self._limit: deadline.Deadline | None = None
         self._has_begun = False
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[container.Container, asyncio.Task[bool]] = {}
 
     def find(self, name: str) -> container.Container | None:
@@ -93,15 +98,16 @@ class Pod:
     async def live(self) -> None:
         """Run the pod to its end, whatever ends it; returns when no process of it is left."""
         self._has_begun = True
-        timer = self._set_timer()
+        self._set_timer(None)
         try:
             if await self._initialize():
                 await self._run_apps()
             await self._stop(self._limit or deadline.Deadline(self._all.plan["grace_seconds"]))
             await asyncio.gather(*self._tasks.values())
         finally:
-            if timer:
-                timer.cancel()
+            if self._timer:
+                self._timer.cancel()
+                self._timer = None
 
     def end(self, reason: str, *, message: str = "", grace_seconds: float | None = None) -> None:
         """End the pod; said again, it may only shorten the grace. The first reason stays."""
@@ -119,12 +125,25 @@ class Pod:
         for one in self._containers:
             one.do_not_restart()
 
-    def _set_timer(self) -> asyncio.TimerHandle | None:
+    def set_clock(self, ahead_seconds: float) -> bool:
+        """How far this node's clock is ahead of the kubelet's, who has set the deadline; whether that is news."""
+        if self._timer:
+            self._timer.cancel()
+            self._set_timer(ahead_seconds)
+        return self._all.reporter.set_clock(ahead_seconds)
+
+    def evict(self, message: str) -> None:
+        """End the pod for what it takes of the disk, as quickly as the kubelet does."""
+        self._all.reporter.event("Warning", "Evicted", message)
+        self.end("Evicted", message=message, grace_seconds=EVICTION_SECONDS)
+
+    def _set_timer(self, ahead_seconds: float | None) -> None:
         at = self._all.plan["deadline_at"]
         if at is None:
-            return None
-        loop = asyncio.get_running_loop()
-        return loop.call_later(max(0.0, at - time.time()), self.end, "DeadlineExceeded")
+            return
+        left = at + (ahead_seconds or 0.0) - time.time()
+        least = CLOCK_SECONDS if ahead_seconds is None else 0.0
+        self._timer = asyncio.get_running_loop().call_later(max(least, left), self.end, "DeadlineExceeded")
 
     async def _initialize(self) -> bool:
         """Run what comes before the apps; whether they may start."""

@@ -13,6 +13,8 @@ from hpk import jobdir
 if TYPE_CHECKING:
     from hpk import records
 
+SAME_CLOCK_SECONDS = 1.0
+"""What two measurements of the same two clocks may differ by: times that were told should not change."""
 MOST_EVENTS = 200
 """The report carries the newest ones only: a crash loop must not make it grow."""
 
@@ -68,6 +70,14 @@ class Reporter:
         )
         del events[:-MOST_EVENTS]
         self.changed()
+
+    def set_clock(self, ahead_seconds: float) -> bool:
+        """How far our clock is ahead of the kubelet's; whether that is news, and the report is sent again."""
+        if abs(ahead_seconds - self._report.get("clock_ahead_seconds", 0.0)) < SAME_CLOCK_SECONDS:
+            return False
+        self._report["clock_ahead_seconds"] = ahead_seconds
+        self.changed()
+        return True
 
     def finish(self) -> None:
         """Nothing of the pod runs any more."""

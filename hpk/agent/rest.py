@@ -10,7 +10,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import hpk
-from hpk.agent import logs, pod, processes, report, sessions
+from hpk.agent import disk, logs, pod, processes, report, sessions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -56,7 +56,9 @@ async def _run(start: main.Start) -> int:
     serve = sessions.Server(surroundings, the_pod).serve
     link = asyncio.create_task(_link(start, the_pod, reporter, serve), name="link")
     sweeper = asyncio.create_task(_sweep(reaper), name="sweep")
+    measuring = asyncio.create_task(disk.watch(box, on_exceeded=the_pod.evict), name="disk")
     await life
+    measuring.cancel()
     reporter.finish()
     surroundings.writer.close()
     cleaning = asyncio.create_task(asyncio.to_thread(_clean, start), name="clean")
@@ -65,7 +67,7 @@ async def _run(start: main.Start) -> int:
     await asyncio.wait({cleaning}, timeout=60)
     for task in (writing, link, sweeper):
         task.cancel()
-    await asyncio.gather(writing, link, sweeper, return_exceptions=True)
+    await asyncio.gather(writing, link, sweeper, measuring, return_exceptions=True)
     _say_stages(start)
     return 0
 
@@ -98,6 +100,7 @@ async def _link(
         on_terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
         on_session=serve,
         on_start=the_pod.add,
+        on_clock=the_pod.set_clock,
     )
     link.start()
     reporter.attach(link)

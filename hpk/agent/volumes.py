@@ -92,6 +92,10 @@ class Volumes:
         descriptor = inroot.hold(whole, mount["sub_path"], create_mode=mode)
         return inroot.path_of(descriptor), descriptor
 
+    def directory(self, name: str) -> str:
+        """Where a volume is."""
+        return self._sources[name]
+
     def close(self) -> None:
         """Let go of the host's files."""
         for descriptor in self._held:

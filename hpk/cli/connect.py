@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpk import config
+    from hpk.slurm import client
 
 LOOK_SECONDS = 2.0
 
@@ -36,14 +37,14 @@ async def run(settings: config.Settings, *, port: int) -> int:
             while stop.number is None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
-                _look(settings, way)
+                await _look(slurm, way)
     return 0
 
 
-def _look(settings: config.Settings, way: reach.Way) -> None:
+async def _look(slurm: client.Slurm, way: reach.Way) -> None:
     """See that all is as it was; a control plane that came anew has put its own URL into the kubeconfig."""
-    if not reach.has_tunnel(settings):
-        raise errors.ApiUnavailable("The tunnel has ended")
+    if await slurm.has_tunnel_ended():
+        raise errors.ApiUnavailable("The tunnel has ended; 'hpk connect' makes another")
     _, server = kubeconfig.current()
     if server and server != way.server:
         kubeconfig.point(way.server)

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpk import pki
 from hpk.controlplane import placement
 from hpk.network import sandbox
 
@@ -250,10 +251,13 @@ def _scratch(place: Place) -> Iterator[Finding]:
 
 def _clock(place: Place) -> Iterator[Finding]:
     skew = place.skew_seconds
-    if abs(skew) > MOST_SKEW_SECONDS:
-        what = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the login host's"
-        why = "certificates and tokens look expired or not yet valid"
-        yield Finding(level="warning", where=place.where, what=what, why=why, who="your site", how="run chronyd")
+    if abs(skew) <= MOST_SKEW_SECONDS:
+        return
+    what = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the login host's"
+    is_too_early = skew < -pki.BACKDATED.total_seconds()
+    why = "certificates look not yet valid there" if is_too_early else "times in pods' logs and of their files are off"
+    level: Level = "error" if is_too_early else "warning"
+    yield Finding(level=level, where=place.where, what=what, why=why, who="your site", how="run chronyd")
 
 
 def _shared(place: Place) -> Iterator[Finding]:

@@ -41,6 +41,15 @@ def parse(quantity: str | float) -> Decimal:
     return Decimal(found["number"] + (found["exponent"] or "")) * _SUFFIXES[found["suffix"] or ""]
 
 
+def text(value: Decimal) -> str:
+    """A number of bytes as Kubernetes writes it: with the largest of its binary suffixes that leaves it whole."""
+    number = ceiling(value)
+    for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+        if number and number % int(_SUFFIXES[suffix]) == 0:
+            return f"{number // int(_SUFFIXES[suffix])}{suffix}"
+    return str(number)
+
+
 def ceiling(value: Decimal) -> int:
     """The smallest whole number that is not less."""
     return int(value.to_integral_value(rounding=ROUND_CEILING))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ OPTIONS = (
 )
 FIRST_PAUSE_SECONDS = 0.2
 MOST_PAUSE_SECONDS = 15.0
+LEAST_SKEW_SECONDS = 2.0
+"""Two clocks that differ by less are taken for one: times are told in whole seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,8 @@ class LinkClient:
         on_terminate: Callable[[Terminate], None],
         on_session: Callable[[sessions.Request, peer.Peer], Awaitable[sessions.Ended]] | None = None,
         on_start: Callable[[records.ContainerPlan], None] | None = None,
+        on_clock: Callable[[float], bool] = lambda _ahead_seconds: False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Know who we are and whom to trust.
 
@@ -79,7 +84,12 @@ class LinkClient:
             on_terminate: Called in the event loop.
             on_session: Serves a session, in a task of its own that is cancelled when its client is gone.
             on_start: Called in the event loop with an ephemeral container's plan, more than once with the same.
+            on_clock: Told at each welcome how far our clock is ahead of the kubelet's; whether another report will
+                be published that takes account of it, so that the kubelet need not see one that does not.
+            clock: Unix time.
         """
+        self._on_clock, self._clock = on_clock, clock
+        self._asked_at = 0.0
         self._hello = link_pb2.Hello(protocol=PROTOCOL, uid=uid, agent_version=version, job_id=job_id)
         self._endpoint_file = endpoint_file
         self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
@@ -132,7 +142,8 @@ class LinkClient:
         """Talk until the stream breaks; whether the kubelet had welcomed us."""
         was_welcome = False
         async with grpc.aio.secure_channel(target, self._credentials, options=OPTIONS) as channel:
-            call = link_pb2_grpc.LinkStub(channel).Attach(self._messages())
+            welcomed = asyncio.Event()
+            call = link_pb2_grpc.LinkStub(channel).Attach(self._messages(welcomed))
             dial = channel.stream_stream(
                 wire.SESSION, request_serializer=wire.FROM_AGENT.dump, response_deserializer=wire.TO_AGENT.load
             )
@@ -140,14 +151,17 @@ class LinkClient:
                 async for message in call:
                     was_welcome = True
                     self._hear(message, dial)
+                    welcomed.set()
             except grpc.RpcError:
                 pass
             finally:
                 await self._sessions.close()
         return was_welcome
 
-    async def _messages(self) -> AsyncIterator[link_pb2.AgentMessage]:
+    async def _messages(self, welcomed: asyncio.Event) -> AsyncIterator[link_pb2.AgentMessage]:
+        self._asked_at = self._clock()
         yield link_pb2.AgentMessage(hello=self._hello)
+        await welcomed.wait()
         sent = 0
         while True:
             self._news.clear()
@@ -159,7 +173,11 @@ class LinkClient:
 
     def _hear(self, message: link_pb2.KubeletMessage, dial: Callable[[], Any]) -> None:
         kind = message.WhichOneof("kind")
-        if kind == "received":
+        if kind == "welcome":
+            now = message.welcome.now
+            if now and self._on_clock(ahead_seconds(now, asked_at=self._asked_at, heard_at=self._clock())):
+                self._newest = None
+        elif kind == "received":
             self._acknowledged = max(self._acknowledged, message.received.sequence)
             self._heard.set()
         elif kind == "terminate":
@@ -172,6 +190,13 @@ class LinkClient:
             self._sessions.open(dial, message.open)
         elif kind == "abandon":
             self._sessions.abandon(message.abandon.session)
+
+
+def ahead_seconds(now: float, *, asked_at: float, heard_at: float) -> float:
+    """How far our clock is ahead of one that was read while we waited; 0 if the two may be the same."""
+    least_ahead, most_ahead = asked_at - now, heard_at - now
+    is_certain = least_ahead >= LEAST_SKEW_SECONDS or most_ahead <= -LEAST_SKEW_SECONDS
+    return most_ahead if is_certain else 0.0  # to ask may include to connect; the answer takes but a moment
 
 
 async def _none(_request: sessions.Request, _peer: peer.Peer) -> sessions.Ended:

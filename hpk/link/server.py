@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -70,6 +71,7 @@ class LinkServer:
         on_disconnected: Callable[[str], Awaitable[None]],
         host: str = "0.0.0.0",  # noqa: S104 - agents come from every compute node; both ends show certificates
         port: int = 0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Know whom to trust and whom to tell; nothing is opened yet.
 
@@ -82,7 +84,9 @@ class LinkServer:
             on_disconnected: Called when a pod has no agent on the line any more.
             host: Where to listen.
             port: 0 chooses a free one.
+            clock: Unix time, which agents are told.
         """
+        self._clock = clock
         self._credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
         self._on_report = on_report
         self._on_connected = on_connected
@@ -171,7 +175,7 @@ class LinkServer:
         if old := self._streams.get(uid):
             old.put(None)  # the agent has dialled anew before its old stream was known to be dead
         self._streams[uid] = stream
-        stream.put(link_pb2.KubeletMessage(welcome=link_pb2.Welcome(protocol=client.PROTOCOL)))
+        stream.put(link_pb2.KubeletMessage(welcome=link_pb2.Welcome(protocol=client.PROTOCOL, now=self._clock())))
         listening: asyncio.Task[None] | None = None
         try:
             await self._on_connected(uid)

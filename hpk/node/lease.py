@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -44,13 +44,23 @@ def renewed(lease: Object | None, *, name: str, node_uid: str, now: float) -> Ob
         # Deleting the node takes the lease with it.
         metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid}]
     made["metadata"] = metadata
+    # Never backwards: a control plane that has moved to a host whose clock is behind would seem silent until then.
+    at = max(datetime.fromtimestamp(now, tz=UTC), _last(made) + timedelta(microseconds=1))
     made["spec"] = {
         **made.get("spec", {}),
         "holderIdentity": name,
         "leaseDurationSeconds": LEASE_SECONDS,
-        "renewTime": datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "renewTime": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
     }
     return made
+
+
+def _last(lease: Object) -> datetime:
+    """When it was renewed; long ago if it does not say."""
+    try:
+        return datetime.fromisoformat(lease["spec"]["renewTime"])
+    except (KeyError, TypeError, ValueError):
+        return datetime.fromtimestamp(0, tz=UTC)
 
 
 class LeaseController:

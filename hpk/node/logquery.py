@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -29,12 +29,19 @@ class BadQuery(errors.Rejected):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A decoded query."""
+    """A decoded query; ``is_relative``: what it asks for begins so many seconds ago, not at a time of the log's."""
 
     follow: bool
     previous: bool
+    is_relative: bool = False
     tail_entries: int | None
     options: cri.Options
+
+    def moved(self, seconds: float) -> Query:
+        """The same of a log whose clock is so far ahead of ours."""
+        since = self.options.since_ns
+        moved = None if since is None else since + int(seconds * _SECOND_NS)
+        return replace(self, options=replace(self.options, since_ns=moved))
 
 
 def decode(query: Mapping[str, str], *, now: float) -> Query:
@@ -69,6 +76,7 @@ def decode(query: Mapping[str, str], *, now: float) -> Query:
     return Query(
         follow=_flag(query, "follow"),
         previous=_flag(query, "previous"),
+        is_relative=seconds is not None,
         tail_entries=tail,
         options=cri.Options(
             timestamps=_flag(query, "timestamps"), since_ns=instant, limit_bytes=limit, stream=STREAMS[stream]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from hpk import errors
+from hpk import errors, jobdir
 from hpk.node import cri
 
 if TYPE_CHECKING:
@@ -137,6 +137,15 @@ class Follower:
                 await self._pods.wait_for_change(self._uid)
         except TimeoutError:
             pass
+
+
+async def clock_ahead(directory: jobdir.PodDirectory) -> float:
+    """How far, in seconds, the clock of the pod's node is ahead of ours, as its agent knows it; 0 if it does not."""
+    try:
+        report = await asyncio.to_thread(jobdir.read_json, directory.report)
+        return float(report.get("clock_ahead_seconds", 0.0)) if report else 0.0
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0.0
 
 
 async def find(paths: list[str], *, offload: Callable[..., Any] = asyncio.to_thread) -> str | None:

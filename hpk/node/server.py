@@ -198,6 +198,8 @@ class KubeletServer:
             query = logquery.decode(request.query, now=self._clock())
             pod = self._pod_with(container, request.match_info)
             path, count = await self._log_file(pod, container, is_previous=query.previous)
+            if query.is_relative:
+                query = query.moved(await logs.clock_ahead(self._state.pod(pod["metadata"]["uid"])))
         except logquery.BadQuery as error:
             return web.Response(status=error.code, text=str(error))
         except errors.NotFound as error:

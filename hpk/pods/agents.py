@@ -1,7 +1,7 @@
 """The kubelet's view of the agents: their newest reports, and who is on the line.
 
 The stream is the fast way and the file the sure one: a report that the stream lost is still in
-``report.json`` on the shared file system, and the higher sequence number is the truth.
+``report.json`` on the shared file system, and the higher sequence number is the truth.  Times in it are our clock's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from hpk import errors, jobdir
+from hpk.pods import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,5 +100,5 @@ class Agents:
         known = self._reports.get(uid)
         if known is not None and known["sequence"] >= report["sequence"]:
             return False
-        self._reports[uid] = report
+        self._reports[uid] = clock.here(report)
         return True

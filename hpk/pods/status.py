@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 UNKNOWN_EXIT_CODE = 137
 TERMINAL = frozenset({"Succeeded", "Failed"})
+OWN_ENDS = frozenset({"Deleted", "DeadlineExceeded", "Evicted", "SetupFailed"})
+"""Reasons of an agent's end that explain themselves: Slurm knows nothing better."""
 OURS = frozenset(
     {"PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready", "DisruptionTarget"}
 )
@@ -287,7 +289,9 @@ def _how_evicted(ended: records.Ended, state: model.AllocationState | None) -> s
 def is_disrupted(facts: Facts) -> bool:
     """Whether the pod was ended by the cluster rather than by itself or its owner."""
     told = _job_failure(facts)
-    return bool(told and told[0] == "Evicted")
+    ended = facts.report["ended"] if facts.report else None
+    is_its_own = ended is not None and ended["reason"] in OWN_ENDS
+    return bool(told and told[0] == "Evicted" and not is_its_own)
 
 
 # Conditions

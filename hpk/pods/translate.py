@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpk import errors, jobdir
 from hpk.kube import quantity, v1
-from hpk.pods import admit, environment, model, resources
+from hpk.pods import admit, disk, environment, model, resources
 from hpk.volumes import plan as volume_plan
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "volumes": volume_plan.volumes(pod, found.sources, allocatable=cluster.allocatable),
         "containers": containers,
         "fs_group": pod.spec.security_context.fs_group,
+        "disk_limits": disk.limits(pod),
         "has_one_id": site.has_one_id,
         "share_processes": pod.spec.share_process_namespace,
     }

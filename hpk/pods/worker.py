@@ -64,6 +64,7 @@ class Worker:
         self._told_queue = ""
         self._has_started = False
         self._ended_at: float | None = None
+        self._finished_seen_at: float | None = None
         self._last_words: tuple[model.AllocationState, str] | None = None
         self._off_line_since = time.monotonic()
         self._asked: float | None = None  # the grace that the agent was last asked for
@@ -240,6 +241,8 @@ class Worker:
         is_connected = self._s.agents.is_connected(self.uid)
         if is_connected:
             self._off_line_since = time.monotonic()
+        if self._finished_seen_at is None and self._is_finished():
+            self._finished_seen_at = time.monotonic()
         if is_connected or (state is not None and state.phase is model.Phase.STARTED):
             self._has_started = True
         is_job_over = self._allocation is not None and self._is_released()
@@ -299,11 +302,12 @@ class Worker:
             return self._launch.failure is not None or (is_deleted and self._launch.has_looked)
         state = self._state(self._allocation)
         newest = self._s.agents.newest(self.uid)
-        if newest and (finished_at := newest["finished_at"]):
+        if newest and newest["finished_at"]:
             ended = newest["ended"]
-            is_explained = ended is None or ended["reason"] in {"Deleted", "DeadlineExceeded", "SetupFailed"}
-            is_job_over = state.is_over
-            return is_explained or is_job_over or time.time() - finished_at > SLURM_WORD_SECONDS
+            is_explained = ended is None or ended["reason"] in status.OWN_ENDS
+            # By our own watch: the agent's clock need not be ours.
+            seen_at = time.monotonic() if self._finished_seen_at is None else self._finished_seen_at
+            return is_explained or state.is_over or time.monotonic() - seen_at > SLURM_WORD_SECONDS
         if state.phase is model.Phase.ENDED:
             if not self._has_started and newest is None:
                 return True  # it was cancelled in the queue: no agent has a last word

@@ -304,6 +304,15 @@ class Slurm:
             raise errors.ApiUnavailable(f"Cannot make a tunnel to the API server: {problem}")
         return record
 
+    async def has_tunnel_ended(self) -> bool:
+        """Whether the tunnel that was started last by this gateway has ended, in whatever way.
+
+        Raises:
+            errors.SlurmUnavailable: The gateway does not answer.
+        """
+        codes: list[int | None] = json.loads((await self._query("tunnels")).text)
+        return bool(codes) and codes[-1] is not None
+
     async def capacity(self) -> model.Capacity:
         """What the cluster's usable nodes have.
 

@@ -17,9 +17,10 @@ it asked for.  Either message is ``uint32 length | JSON header | payload``, big-
 
 ``end`` is ``exited``; or ``timeout`` or ``overflow``, after which the command's whole process group was
 killed; or ``refused``, when the request was not understood and stderr says why.  A signalled command has a
-negative code.  Two commands are the gateway's own.  ``site``: its stdout is a JSON object of what the host has.
+negative code.  Three commands are the gateway's own.  ``site``: its stdout is a JSON object of what the host has.
 ``tunnel DIRECTORY OPTION...``: has DIRECTORY/tunnel.py, beside this file, serve in the background; its stdout is that
-program's one line.  With ``--hold`` it ends with the gateway.
+program's one line.  With ``--hold`` it ends with the gateway.  ``tunnels``: a JSON list, for each that was started its
+exit code, or null while it runs: whoever was killed outright cannot say so himself.
 """
 
 import argparse
@@ -347,6 +348,8 @@ class Gateway:
         arguments = [str(word) for word in request.get("arguments") or []]
         if command == "tunnel":
             return 0, self.tunnel(*arguments), b"", "exited"
+        if command == "tunnels":
+            return 0, json.dumps([child.poll() for child in self.tunnels]).encode(), b"", "exited"
         check(command, arguments)
         words = [word.encode("utf-8", "surrogateescape") for word in arguments]
         timeout = min(float(request.get("timeout_seconds") or 30), MAX_TIMEOUT_SECONDS)

@@ -206,6 +206,14 @@ def test_connect_serves_any_program_while_it_runs(hpk: None) -> None:
         holding.terminate()
     until(lambda: cluster.shell(server) == direct)
     until(lambda: not steps())
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        assert killed.stderr is not None
+        assert "https://127.0.0.1:7443" in killed.stdout.readline()
+        cluster.run("pkill", "-KILL", "-f", "[/]tunnel.py.*--hold")
+        assert "The tunnel has ended" in killed.stderr.read()
+    assert cluster.shell(server) == direct
+    until(lambda: not steps())
     assert cluster.shell("pgrep -u alice -a | grep -e '[/]tunnel.py' -e '[s]run'; true") == ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
@@ -79,6 +80,7 @@ class Kubelet:
         self.wishes: asyncio.Queue[client.Terminate] = asyncio.Queue()
         self.starts: asyncio.Queue[Any] = asyncio.Queue()
         self.server: server.LinkServer
+        self.clock: Callable[[], float] = time.time
         self._clients: list[client.LinkClient] = []
 
     async def listen(self) -> None:
@@ -92,6 +94,7 @@ class Kubelet:
             on_report=self._on_report,
             on_connected=functools.partial(self._hear, "connected"),
             on_disconnected=functools.partial(self._hear, "disconnected"),
+            clock=self._now,
         )
         port = await self.server.start()
         jobdir.write_json(str(self.endpoint), {"host": "127.0.0.1", "port": port})
@@ -103,6 +106,7 @@ class Kubelet:
         certificate_of: str | None = None,
         trust: Authority | None = None,
         serve: Callable[[sessions.Request, peer.Peer], Awaitable[sessions.Ended]] | None = None,
+        on_clock: Callable[[float], bool] = lambda _: False,
     ) -> client.LinkClient:
         """An agent."""
         certificate, key = (trust or authority()).issue(certificate_of or uid)
@@ -117,6 +121,7 @@ class Kubelet:
             on_terminate=self.wishes.put_nowait,
             on_session=serve,
             on_start=self.starts.put_nowait,
+            on_clock=on_clock,
         )
         made.start()
         self._clients.append(made)
@@ -134,6 +139,9 @@ class Kubelet:
         for one in self._clients:
             await one.close()
         await self.server.stop(grace_seconds=0.1)
+
+    def _now(self) -> float:
+        return self.clock()  # a test may set it while we listen
 
     async def _on_report(self, uid: str, report: Any) -> None:
         await self._hear(uid, report)

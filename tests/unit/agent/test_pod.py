@@ -353,11 +353,50 @@ async def test_a_later_longer_grace_changes_nothing(bench: Bench) -> None:
 
 async def test_the_deadline_ends_the_pod(bench: Bench) -> None:
     """activeDeadlineSeconds is kept by the agent, in the kubelet's words."""
-    await ends(bench.start(one("c", WAIT), deadline_at=time.time() + 0.1))
+    task = bench.start(one("c", WAIT), deadline_at=time.time() + 0.1)
+    await bench.until(lambda: bench.began)
+    bench.pod.set_clock(0.0)
+    await ends(task)
     ended = bench.all.reporter.report["ended"]
     assert ended
     assert ended["reason"] == "DeadlineExceeded"
     assert ended["message"] == "Pod was active on the node longer than the specified deadline"
+
+
+async def test_a_pod_is_evicted_for_its_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, in the kubelet's words, as its end and as an event."""
+    monkeypatch.setattr(pod, "EVICTION_SECONDS", 0.05)
+    task = bench.start(one("c", DEAF))
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    bench.pod.evict("Usage of …")
+    await ends(task)
+    assert bench.all.reporter.report["ended"] == {"reason": "Evicted", "message": "Usage of …"}
+    assert bench.events("Evicted") == ["Usage of …"]
+    assert bench.exit_code("c") == 137
+
+
+@pytest.mark.parametrize("ahead", [120.0, -120.0])
+async def test_the_deadline_is_the_kubelet_s_whose_clock_differs(bench: Bench, ahead: float) -> None:
+    """By this node's clock it is over, or two minutes away; by the kubelet's, which counts, it is 0.3 s away."""
+    task = bench.start(one("c", WAIT), deadline_at=time.time() - ahead + 0.3)
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    assert bench.all.reporter.report["ended"] is None
+    assert bench.pod.set_clock(ahead)
+    assert bench.all.reporter.report["clock_ahead_seconds"] == ahead
+    assert not bench.pod.set_clock(ahead + 0.4)
+    began_at = time.monotonic()
+    await ends(task)
+    assert time.monotonic() - began_at > 0.1
+    ended = bench.all.reporter.report["ended"]
+    assert ended
+    assert ended["reason"] == "DeadlineExceeded"
+
+
+async def test_the_deadline_is_kept_without_a_kubelet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this node's clock, after some patience."""
+    monkeypatch.setattr(pod, "CLOCK_SECONDS", 0.05)
+    await ends(bench.start(one("c", WAIT), deadline_at=time.time() - 100))
+    assert bench.all.reporter.report["ended"]
 
 
 async def test_ending_a_pod_that_initializes_stops_the_init_container(bench: Bench) -> None:

@@ -112,6 +112,13 @@ def test_clocks_are_compared() -> None:
     assert findings.compute(place({}, skew_seconds=1), SETTINGS)[0].level == "ok"
 
 
+def test_a_clock_that_is_hours_behind_keeps_pods_from_the_control_plane() -> None:
+    """Certificates are good from an hour before they were made."""
+    assert [findings.compute(place({}, skew_seconds=s), SETTINGS)[0].level for s in (-3000, 9000)] == ["warning"] * 2
+    found = findings.compute(place({}, skew_seconds=-4000), SETTINGS)[0]
+    assert (found.level, found.why) == ("error", "certificates look not yet valid there")
+
+
 def test_what_is_asked_for_must_be_there() -> None:
     """No pod network is an error for who demands one, and nothing for who wants none."""
     without = place({"site.flannel": None})

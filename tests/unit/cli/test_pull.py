@@ -129,4 +129,11 @@ def test_the_launcher_shows_the_files_that_are_named(tmp_path: Path) -> None:
     file.touch()
     assert named(["apply", "-f", str(file)]) == [str(tmp_path)]
     assert named(["apply", f"--filename={file}", str(tmp_path)]) == [str(tmp_path)] * 2
-    assert named(["apply", "-f", "/nowhere/x", "/etc/passwd", "relative"]) == []
+    assert named(["apply", "-f", "/nowhere/x", "/etc/passwd", "relative", "/", "/opt"]) == []
+
+
+def test_the_launcher_shows_where_a_file_is_to_be_written(tmp_path: Path) -> None:
+    """`kubectl cp` makes files that are not there yet; what follows -- is a pod's."""
+    named = runpy.run_path(str(LAUNCHER))["named"]
+    assert named(["cp", "pod:/x", f"{tmp_path}/new"]) == [str(tmp_path)]
+    assert named(["exec", "pod", "--", "cat", str(tmp_path)]) == []

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 LAUNCHER = Path(__file__).parents[3] / "scripts/hpk"
-TUNNEL = ("tunnel", json.dumps({"port": 4, "way": "srun", "host": "c1", "job_id": "7"}))
+TUNNEL = ("^tunnel ", json.dumps({"port": 4, "way": "srun", "host": "c1", "job_id": "7"}))
+
+LIVES = ("^tunnels$", "[0, null]")
 
 
 class Stage:
@@ -183,8 +185,7 @@ async def test_connect_leads_the_context_while_it_runs(
     """To the tunnel, also after a new control plane has put its own URL there; and back at the end."""
     monkeypatch.setattr(connect, "LOOK_SECONDS", 0.01)
     stage.control_plane("https://c1:1")
-    stage.tunnel()
-    talk = stage.talk(TUNNEL)
+    talk = stage.talk(LIVES, TUNNEL)
     running = asyncio.create_task(connect.run(stage.settings, port=9))
     for server in ("https://c1:1", "https://c2:2"):
         stage.control_plane(server)
@@ -201,7 +202,8 @@ async def test_connect_ends_with_its_tunnel(stage: Stage, monkeypatch: pytest.Mo
     """And leaves nothing that leads nowhere."""
     monkeypatch.setattr(connect, "LOOK_SECONDS", 0.01)
     stage.control_plane("https://c1:1")
-    stage.talk(TUNNEL)
+    stage.tunnel()  # killed outright it leaves its record
+    stage.talk(("^tunnels$", "[0, -9]"), TUNNEL)
     with pytest.raises(errors.ApiUnavailable, match="The tunnel has ended"):
         await connect.run(stage.settings, port=0)
     assert kubeconfig.current() == ("hpk", "https://c1:1")

@@ -47,3 +47,12 @@ def test_whole_numbers_survive_exactly(number: int) -> None:
     """No quantity passes through a float."""
     assert quantity.ceiling(quantity.parse(str(number))) == number
     assert quantity.ceiling(quantity.parse(f"{number}m")) == -(-number // 1000)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [("0", "0"), ("1023", "1023"), ("1024", "1Ki"), ("1536", "1536"), (str(3 << 29), "1536Mi"), (str(1 << 60), "1Ei")],
+)
+def test_bytes_are_written_as_kubernetes_writes_them(number: str, text: str) -> None:
+    """With the largest suffix that leaves a whole number."""
+    assert quantity.text(Decimal(number)) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -140,3 +141,58 @@ async def test_an_agent_of_an_older_protocol_is_sent_no_container(
     plan: Any = {"name": "d"}
     with pytest.raises(errors.AgentUnavailable, match="from before ephemeral containers; recreate the pod"):
         kubelet.server.start_container("pod-1", plan)
+
+
+@pytest.mark.parametrize(("skew", "told"), [(-120.0, 120.0), (120.0, -120.0), (0.5, 0.0)])
+async def test_an_agent_learns_how_far_its_clock_is_off(kubelet: link.Kubelet, skew: float, told: float) -> None:
+    """The welcome says what time it is for the kubelet; what may be the way is no difference."""
+    kubelet.clock = lambda: time.time() + skew
+    heard: asyncio.Queue[float] = asyncio.Queue()
+
+    def hear(ahead_seconds: float) -> bool:
+        heard.put_nowait(ahead_seconds)
+        return False
+
+    kubelet.dial("pod-1", on_clock=hear)
+    async with asyncio.timeout(link.TIMEOUT):
+        assert await heard.get() == pytest.approx(told, abs=2.0)
+
+
+async def test_a_report_of_before_the_welcome_waits_for_the_one_that_knows_the_time(kubelet: link.Kubelet) -> None:
+    """The kubelet is not told times that change a moment later."""
+    kubelet.clock = lambda: time.time() - 120
+
+    def hear(_: float) -> bool:
+        agent.publish(2, report(2))
+        return False
+
+    agent = kubelet.dial("pod-1", on_clock=hear)
+    agent.publish(1, report(1))
+    await kubelet.until(("pod-1", {"sequence": 2}))
+    assert ("pod-1", {"sequence": 1}) not in kubelet.heard
+
+
+async def test_a_report_that_is_about_to_be_replaced_is_not_sent(kubelet: link.Kubelet) -> None:
+    """Also where the one that knows the time takes a while to come."""
+    heard = asyncio.Event()
+
+    def hear(_: float) -> bool:
+        heard.set()
+        return True
+
+    agent = kubelet.dial("pod-1", on_clock=hear)
+    agent.publish(1, report(1))
+    async with asyncio.timeout(link.TIMEOUT):
+        await heard.wait()
+    agent.publish(2, report(2))
+    await kubelet.until(("pod-1", {"sequence": 2}))
+    assert ("pod-1", {"sequence": 1}) not in kubelet.heard
+
+
+@pytest.mark.parametrize(
+    ("now", "ahead"),
+    [(100.0, 0.0), (109.0, 0.0), (95.0, 15.0), (99.0, 0.0), (200.0, -90.0), (110.5, 0.0)],
+)
+def test_only_a_certain_difference_counts(now: float, ahead: float) -> None:
+    """Read between two looks at ours, 100 and 110: what may have been the way is nobody's fault."""
+    assert client.ahead_seconds(now, asked_at=100.0, heard_at=110.0) == ahead

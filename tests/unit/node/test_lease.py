@@ -91,3 +91,14 @@ async def test_run_outlives_an_outage(server: kube.FakeKube) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", server.peek(PATH)["spec"]["renewTime"])
+
+
+async def test_a_clock_that_is_behind_does_not_move_the_lease_back(server: kube.FakeKube) -> None:
+    """The node controller takes only a later time for a sign of life, and this host is two minutes behind the last."""
+    server.put(PATH, {"metadata": {"name": "hpk"}, "spec": {"renewTime": "2023-11-14T22:15:20.250000Z"}})
+    controller = lease.LeaseController(server, "hpk", clock=lambda: 1_700_000_000.0)
+    times = []
+    for _ in range(2):
+        await controller.renew()
+        times.append(server.peek(PATH)["spec"]["renewTime"])
+    assert times == ["2023-11-14T22:15:20.250001Z", "2023-11-14T22:15:20.250002Z"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from hpk import errors
+from hpk import errors, jobdir
 from hpk.node import logs, server
 from tests.fakes import pods as fakes
 from tests.fakes.kubelet import World, issue
@@ -152,6 +154,21 @@ async def test_container_logs(world: World, path: str, query: dict[str, str], st
     got = await answer(world.apiserver(), f"/containerLogs/{path}", **query)
     assert got[0] == status
     assert text is None or got[1] == text
+
+
+async def test_seconds_ago_are_counted_by_the_clock_that_wrote_the_log(world: World) -> None:
+    """A node whose clock is off by minutes, or as here by months, shows its last seconds all the same."""
+    last = datetime(2026, 1, 1, 0, 0, 4, tzinfo=UTC).timestamp()
+    report = world.state.pod("u1").report
+    jobdir.write_json(report, {"clock_ahead_seconds": last - time.time()})
+    client = world.apiserver()
+    shown = "line 2\nline 3\nline 4\n"
+    assert await answer(client, "/containerLogs/a/p/c", sinceSeconds="3") == (200, shown)
+    since = {"sinceTime": "2026-01-01T00:00:02Z"}
+    assert await answer(client, "/containerLogs/a/p/c", **since) == (200, shown)
+    for odd in ("", "[]", '{"clock_ahead_seconds": "x"}'):
+        jobdir.write_bytes(report, odd.encode())
+        assert await answer(client, "/containerLogs/a/p/c", sinceSeconds="3") == (200, "")
 
 
 async def test_previous_run(world: World) -> None:

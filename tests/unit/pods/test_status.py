@@ -271,3 +271,13 @@ def test_an_ephemeral_container_does_not_wait_for_init_containers() -> None:
     facts = status.Facts(started_at=NOW, report=report({"i": record("running"), "c": record("waiting")}))
     (made,) = status.status(msgspec.structs.replace(bare, spec=spec), facts, now=NOW)["ephemeralContainerStatuses"]
     assert made["state"]["waiting"]["reason"] == "ContainerCreating"
+
+
+def test_a_pod_that_took_too_much_of_the_disk_says_so() -> None:
+    """Evicted in the agent's words, and no disruption: nobody but the pod is to blame."""
+    told = report(
+        {"c": record("terminated", code=137)}, finished_at=T0, ended={"reason": "Evicted", "message": "Usage of …"}
+    )
+    wanted = made(pod(), report=told, allocation=allocation(model.Phase.STARTED), is_over=True)
+    assert (wanted["phase"], wanted["reason"], wanted["message"]) == ("Failed", "Evicted", "Usage of …")
+    assert "DisruptionTarget" not in {c["type"] for c in wanted["conditions"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +238,23 @@ async def test_a_cancelled_job_fails_the_pod_with_the_reason(
     assert world.status()["reason"] == "Evicted"
     assert "cancelled" in world.status()["message"]
     assert world.allocator.submitted == [uid]
+
+
+@pytest.mark.parametrize("skew", [120.0, -120.0])
+async def test_slurms_word_is_waited_for_by_our_own_watch(
+    world: path.World, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
+    """An agent whose clock is off, and which could not learn that, neither hurries nor delays its pod's end."""
+    monkeypatch.setattr(worker, "SLURM_WORD_SECONDS", 0.3)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = await running(world)
+    finished_at = time.time() + skew
+    ended = {"reason": "Signalled", "message": "Slurm ends the job"}
+    over = report(uid, 2, state="terminated", code=143, finished_at=finished_at, ended=ended)
+    began_at = time.monotonic()
+    await world.agents.took_report(uid, over)
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert time.monotonic() - began_at > 0.2
 
 
 async def test_silence_of_slurm_changes_nothing(world: path.World) -> None:

@@ -139,6 +139,19 @@ async def test_a_held_tunnel_ends_with_its_gateway(stage: Stage) -> None:
     await gone(stage.record)
 
 
+async def test_a_tunnel_that_was_killed_is_known_to_its_gateway(stage: Stage) -> None:
+    """It cannot remove its record itself; another is made in its place."""
+    assert not await stage.slurm.has_tunnel_ended()
+    held = await stage.tunnel("--hold")
+    assert not await stage.slurm.has_tunnel_ended()
+    os.kill(held["pid"], signal.SIGKILL)
+    while not await stage.slurm.has_tunnel_ended():  # noqa: ASYNC110 - another process ends
+        await asyncio.sleep(0.01)
+    assert stage.record.exists()
+    assert await heard(await stage.tunnel("--hold")) == b"one"
+    assert not await stage.slurm.has_tunnel_ended()
+
+
 async def test_ssh_where_srun_does_not_work(stage: Stage) -> None:
     """Whatever works; and nothing but what the settings name."""
     stage.command("srun", FAILS.format("srun"))

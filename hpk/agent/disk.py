@@ -1,0 +1,127 @@
+"""Limits of the node's disk: no quota is to be had without root, so what the pod takes is measured now and then.
+
+As the kubelet does: a pod that is found over a limit is ended. What is measured is what du would say of emptyDirs, of
+containers' writable layers, and of logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpk import records
+    from hpk.agent import sandbox
+
+PERIOD_SECONDS = 10.0
+LEAST_REST = 20
+"""How many times as long as a measurement took the disk is left alone: millions of files are no reason to be busy."""
+_BLOCK_BYTES = 512
+
+
+class GivenUp(Exception):
+    """Nobody waits for the measurement any more."""
+
+
+class Meter:
+    """Measures one pod's directories; blocking, for a thread."""
+
+    def __init__(self, box: sandbox.Sandbox) -> None:
+        self._box = box
+        self.is_given_up = False
+
+    def exceeded(self, limits: list[records.DiskLimit]) -> records.DiskLimit | None:
+        """The first limit that is exceeded.
+
+        Raises:
+            GivenUp: It was asked to stop.
+        """
+        sizes: dict[str, int] = {}
+
+        def used(path: str) -> int:
+            if path not in sizes:
+                sizes[path] = self._used(path)
+            return sizes[path]
+
+        return next((one for one in limits if sum(map(used, self._paths(one))) > one["bytes"]), None)
+
+    def _paths(self, limit: records.DiskLimit) -> list[str]:
+        plan = self._box.plan
+        if limit["kind"] == "volume":
+            return [self._box.volumes.directory(limit["name"])]
+        if limit["kind"] == "container":
+            return self._of_container(limit["name"])
+        on_disk = [v["name"] for v in plan["volumes"] if v["kind"] == "empty_dir" and v.get("medium") != "Memory"]
+        paths = [self._box.volumes.directory(name) for name in on_disk]
+        return [*paths, *(path for one in plan["containers"] for path in self._of_container(one["name"]))]
+
+    def _of_container(self, name: str) -> list[str]:
+        """The writable layers of its runs, and its logs; the merged view of a layer shows the image too."""
+        roots = os.path.join(self._box.places.scratch, "roots")
+        runs = [run for run in _names(roots) if run.rpartition("-")[0] == name]
+        layers = [os.path.join(roots, run, part) for run in runs for part in ("upper", "work")]
+        return [*layers, os.path.join(self._box.places.pod.logs, name)]
+
+    def _used(self, path: str) -> int:
+        """The disk space of a directory, in bytes; a file with several names counts once, other file systems do not."""
+        seen: set[int] = set()
+        total, open_directories = 0, [path]
+        try:
+            device = os.lstat(path).st_dev
+        except OSError:
+            return 0  # not there yet, or no more
+        while open_directories:
+            if self.is_given_up:
+                raise GivenUp
+            directory = open_directories.pop()
+            try:
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        status = _status(entry)
+                        if status is None or status.st_dev != device or status.st_ino in seen:
+                            continue
+                        if status.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
+                            seen.add(status.st_ino)
+                        total += status.st_blocks * _BLOCK_BYTES
+                        if entry.is_dir(follow_symlinks=False):
+                            open_directories.append(entry.path)
+            except OSError:
+                continue  # removed while we look
+        return total
+
+
+async def watch(box: sandbox.Sandbox, *, on_exceeded: Callable[[str], None]) -> None:
+    """Look every ten seconds, or less often where that takes long, until a limit is exceeded; then say which."""
+    limits = box.plan.get("disk_limits") or []
+    meter, pause = Meter(box), PERIOD_SECONDS
+    try:
+        while limits:
+            await asyncio.sleep(pause)
+            began_at = time.monotonic()
+            found = await asyncio.to_thread(meter.exceeded, limits)
+            if found is not None:
+                on_exceeded(found["message"])
+                return
+            pause = max(PERIOD_SECONDS, LEAST_REST * (time.monotonic() - began_at))
+    except GivenUp:
+        return
+    finally:
+        meter.is_given_up = True
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError:
+        return None
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

@@ -1,0 +1,43 @@
+"""An agent's report in the kubelet's own time: hosts' clocks differ, and Kubernetes compares what they say; pure.
+
+A Job's controller waits after a pod's failure counting from the container's ``finishedAt``, and kubectl shows ages: a
+compute node two minutes ahead would hold a Job up for two minutes, and its pods would have restarted in the future.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpk import records
+
+
+def here(report: records.Report) -> records.Report:
+    """The report with all times as our clock has them, as far as the agent knows how the two differ."""
+    ahead = report.get("clock_ahead_seconds", 0.0)
+    if not ahead:
+        return report
+    finished_at = report["finished_at"]
+    return {
+        **report,
+        "started_at": report["started_at"] - ahead,
+        "finished_at": None if finished_at is None else finished_at - ahead,
+        "containers": {name: _container(record, ahead) for name, record in report["containers"].items()},
+        "events": [{**event, "at": event["at"] - ahead} for event in report["events"]],
+    }
+
+
+def _container(record: records.ContainerRecord, ahead: float) -> records.ContainerRecord:
+    started_at = record["started_at"]
+    return {
+        **record,
+        "started_at": None if started_at is None else started_at - ahead,
+        "terminated": _run(record["terminated"], ahead),
+        "last_terminated": _run(record["last_terminated"], ahead),
+    }
+
+
+def _run(run: records.Terminated | None, ahead: float) -> records.Terminated | None:
+    if run is None:
+        return None
+    return {**run, "started_at": run["started_at"] - ahead, "finished_at": run["finished_at"] - ahead}

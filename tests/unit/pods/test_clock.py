@@ -1,0 +1,49 @@
+"""Reports of nodes whose clocks are not ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpk.pods import clock
+
+
+def run(started_at: float, finished_at: float) -> dict[str, Any]:
+    """How a container ended."""
+    return {"exit_code": 1, "started_at": started_at, "finished_at": finished_at}
+
+
+def report(ahead: float) -> Any:
+    """All times of a report, as a node says them whose clock is so far ahead of ours."""
+    container = {
+        "state": "running",
+        "started_at": 1300.0 + ahead,
+        "terminated": None,
+        "last_terminated": run(1100.0 + ahead, 1200.0 + ahead),
+    }
+    waiting = {"state": "waiting", "started_at": None, "terminated": None, "last_terminated": None}
+    made: dict[str, Any] = {"sequence": 3, "started_at": 1000.0 + ahead, "finished_at": None}
+    made |= {"containers": {"c": container, "w": waiting}, "events": [{"number": 1, "at": 1001.0 + ahead}]}
+    return made | ({"clock_ahead_seconds": ahead} if ahead else {})
+
+
+def test_all_times_become_ours() -> None:
+    """Of pod, containers, their last runs, and events; in both directions."""
+    for ahead in (120.0, -120.0):
+        told = clock.here(report(ahead))
+        assert {**told, "clock_ahead_seconds": 0} == {**report(0), "clock_ahead_seconds": 0}
+
+
+def test_the_end_too() -> None:
+    """Of a pod and a container that are over."""
+    over: Any = report(120.0)
+    over["finished_at"] = 1520.0
+    over["containers"]["c"] |= {"started_at": None, "terminated": run(1420.0, 1520.0)}
+    told = clock.here(over)
+    assert told["finished_at"] == 1400.0
+    assert told["containers"]["c"]["terminated"] == run(1300.0, 1400.0)
+
+
+def test_a_clock_that_is_ours_changes_nothing() -> None:
+    """The report as it is, also one of an agent that does not know."""
+    same = report(0)
+    assert clock.here(same) is same
