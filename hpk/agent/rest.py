@@ -97,6 +97,7 @@ async def _link(
         key=keys["key"].encode(),
         on_terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
         on_session=serve,
+        on_start=the_pod.add,
     )
     link.start()
     reporter.attach(link)

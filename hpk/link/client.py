@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from hpk.link import link_pb2, link_pb2_grpc, peer, sessions, wire
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-PROTOCOL = 2
+    from hpk import records
+
+PROTOCOL = 3
 SERVER_NAME = "hpk-kubelet"
 """The name in the kubelet's certificate, wherever it runs."""
 FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
@@ -61,6 +64,7 @@ class LinkClient:
         key: bytes,
         on_terminate: Callable[[Terminate], None],
         on_session: Callable[[sessions.Request, peer.Peer], Awaitable[sessions.Ended]] | None = None,
+        on_start: Callable[[records.ContainerPlan], None] | None = None,
     ) -> None:
         """Know who we are and whom to trust.
 
@@ -74,11 +78,12 @@ class LinkClient:
             key: PEM of ours.
             on_terminate: Called in the event loop.
             on_session: Serves a session, in a task of its own that is cancelled when its client is gone.
+            on_start: Called in the event loop with an ephemeral container's plan, more than once with the same.
         """
         self._hello = link_pb2.Hello(protocol=PROTOCOL, uid=uid, agent_version=version, job_id=job_id)
         self._endpoint_file = endpoint_file
         self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-        self._on_terminate = on_terminate
+        self._on_terminate, self._on_start = on_terminate, on_start
         self._sessions = peer.Sessions(on_session or _none)
         self._newest: tuple[int, bytes] | None = None
         self._news = asyncio.Event()
@@ -160,6 +165,9 @@ class LinkClient:
         elif kind == "terminate":
             wish = message.terminate
             self._on_terminate(Terminate(grace_seconds=wish.grace_seconds, reason=wish.reason, message=wish.message))
+        elif kind == "start" and self._on_start:
+            # surrogateescape: values of the environment are bytes
+            self._on_start(json.loads(message.start.json.decode("utf-8", "surrogateescape")))
         elif kind == "open":
             self._sessions.open(dial, message.open)
         elif kind == "abandon":

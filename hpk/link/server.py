@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import structlog
 
+from hpk import errors
 from hpk.link import client, heap, link_pb2, opener, sessions, wire
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 MOST_WISHES = 2 * opener.MOST_FOR_POD + 16
 """Messages that may wait for one agent; more means that it does not listen, and its stream is ended."""
+START_PROTOCOL = 3
+"""The first that knows ephemeral containers."""
 OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -121,6 +124,24 @@ class LinkServer:
         stream = self._streams.get(uid)
         wish = link_pb2.Terminate(grace_seconds=grace_seconds, reason=reason, message=message)
         return stream is not None and stream.put(link_pb2.KubeletMessage(terminate=wish))
+
+    def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
+        """Have a pod's agent start an ephemeral container; it may be said again: none of the same name is started.
+
+        Raises:
+            errors.AgentUnavailable: It is not on the line, does not listen, or is too old.
+        """
+        stream = self._streams.get(uid)
+        if stream is None:
+            raise errors.AgentUnavailable("the pod's agent is not connected now")
+        if stream.hello.protocol < START_PROTOCOL:
+            version = stream.hello.agent_version
+            raise errors.AgentUnavailable(
+                f"the pod's agent is of version {version}, from before ephemeral containers; recreate the pod"
+            )
+        data = json.dumps(plan, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+        if not stream.put(link_pb2.KubeletMessage(start=link_pb2.Start(json=data))):
+            raise errors.AgentUnavailable("the pod's agent does not listen")
 
     async def open(self, uid: str, request: sessions.Request) -> sessions.Session:
         """Begin a session in a pod (see :class:`sessions.Opener`).

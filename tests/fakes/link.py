@@ -77,6 +77,7 @@ class Kubelet:
         self.heard: list[tuple[str, Any]] = []
         self.news = asyncio.Event()
         self.wishes: asyncio.Queue[client.Terminate] = asyncio.Queue()
+        self.starts: asyncio.Queue[Any] = asyncio.Queue()
         self.server: server.LinkServer
         self._clients: list[client.LinkClient] = []
 
@@ -115,6 +116,7 @@ class Kubelet:
             key=key,
             on_terminate=self.wishes.put_nowait,
             on_session=serve,
+            on_start=self.starts.put_nowait,
         )
         made.start()
         self._clients.append(made)
