@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from google.protobuf import message
@@ -17,7 +17,7 @@ from hpk.link import client, link_pb2, opener, peer, sessions, wire
 from tests.fakes import link
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 UID = "pod-1"
@@ -421,8 +421,8 @@ async def test_an_agent_cannot_take_another_pod_s_session(kubelet: link.Kubelet,
     refused = asyncio.Event()
     real = peer.Sessions._run
 
-    async def run(self: peer.Sessions, stub: object, wish: link_pb2.Open) -> None:
-        await real(self, stub, link_pb2.Open(session="name", exec=wish.exec))
+    async def run(self: peer.Sessions, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
+        await real(self, dial, link_pb2.Open(session="name", exec=wish.exec))
         refused.set()
 
     other._sessions._run = run.__get__(other._sessions)  # type: ignore[method-assign]
