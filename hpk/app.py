@@ -271,6 +271,7 @@ class Kubelet:
             services.Services(
                 find=self.pods.informer.objects.get,
                 listen=self.pods.listen,
+                beside=self.pods.beside,
                 cluster=cluster.for_pods,
                 preparer=self._make_preparer(settings, control_plane, kube=kube, network=network, launcher=launcher),
                 allocator=submit.JobPerPod(cluster.slurm, self._poller, state=state, on_change=self.pods.mark),

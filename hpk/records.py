@@ -81,10 +81,14 @@ class User(TypedDict):
 
 
 class ContainerPlan(TypedDict):
-    """One container, resolved: nothing in here needs the API server or the registry any more."""
+    """One container, resolved: nothing in here needs the API server or the registry any more.
+
+    ``ephemeral`` ones are not in ``spec.json``: each comes over the link, in a Start message.  ``target`` is the
+    container whose processes such a one shares.
+    """
 
     name: str
-    kind: Literal["init", "sidecar", "app"]
+    kind: Literal["init", "sidecar", "app", "ephemeral"]
     image: str
     image_id: str
     image_file: str
@@ -112,6 +116,7 @@ class ContainerPlan(TypedDict):
     lifecycle: NotRequired[dict[str, Any] | None]
     ports: NotRequired[dict[str, int]]
     memory_limit: NotRequired[int | None]
+    target: NotRequired[str]
 
 
 class Address(TypedDict):
@@ -126,7 +131,7 @@ class PodPlan(TypedDict):
     """``spec.json``: all that the agent must know to run the pod.
 
     ``address`` is there in network ``overlay``.  ``has_one_id``: the site gives no subordinate ids, so that every
-    user of the pod is the one who submitted its job.
+    user of the pod is the one who submitted its job.  ``share_processes``: all containers see each other's.
     """
 
     version: int
@@ -140,6 +145,7 @@ class PodPlan(TypedDict):
     network: Literal["flannel", "overlay", "host"]
     address: NotRequired[Address]
     has_one_id: NotRequired[bool]
+    share_processes: NotRequired[bool]
     hosts: str
     resolv_conf: str | None
     link: Link
@@ -162,7 +168,10 @@ class Terminated(TypedDict):
 
 
 class ContainerRecord(TypedDict):
-    """What one container does now, in the words of ``v1.ContainerStatus``."""
+    """What one container does now, in the words of ``v1.ContainerStatus``.
+
+    ``image_id`` is there for ephemeral containers, which no file tells of.
+    """
 
     state: Literal["waiting", "running", "terminated"]
     reason: str
@@ -174,6 +183,7 @@ class ContainerRecord(TypedDict):
     started: bool
     ready: bool
     container_id: str
+    image_id: NotRequired[str]
 
 
 class EventRecord(TypedDict):

@@ -9,7 +9,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from hpk.agent import deadline, hooks, logs, memory, messages, probes, processes, restarts, runs
+from hpk.agent import deadline, hooks, leftovers, logs, memory, messages, probes, processes, restarts, runs
 
 if TYPE_CHECKING:
     from hpk import records
@@ -42,8 +42,9 @@ class Container:
         """Whether its first run has been tried and its postStart hook is done: the next app container may start."""
         self.is_done = asyncio.Event()
         """Whether it will not run any more."""
+        self.is_up = asyncio.Event()
+        """Whether its process lives, for who waits for that."""
         self._wants_stop = asyncio.Event()
-        self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
         self._is_over_memory = False
 
@@ -144,17 +145,18 @@ class Container:
         self.run, self.capture = run, capture
         end = self._all.reaper.wait(self._process, since=run.begun)
         self._is_down.clear()
-        self._is_up.set()
+        self.is_up.set()
         self._now_running(run)
         kills = memory.kernel_kills()
         self._is_over_memory = False
         companion = asyncio.gather(self._accompany(), self._watch_memory())
         try:
             status = await end
+            leftovers.kill(run)
         finally:
             self._process = 0
             self.run = self.capture = None
-            self._is_up.clear()
+            self.is_up.clear()
             self._is_down.set()
             companion.cancel()
             await asyncio.gather(companion, return_exceptions=True)
@@ -232,7 +234,7 @@ class Container:
                 await self._is_running_or_done()  # starting takes moments; then it is killed
 
     async def _is_running_or_done(self) -> None:
-        tasks = [asyncio.create_task(event.wait()) for event in (self._is_up, self.is_done)]
+        tasks = [asyncio.create_task(event.wait()) for event in (self.is_up, self.is_done)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -347,10 +349,12 @@ class Container:
         self._all.reporter.changed()
 
 
-def begin(surroundings: pod.Surroundings, plan: records.ContainerPlan, number: int) -> runs.Run | Exception:
+def begin(
+    surroundings: pod.Surroundings, plan: records.ContainerPlan, number: int, *, neighbour: runs.Run | None = None
+) -> runs.Run | Exception:
     """Start crun, or say why that cannot be; a container's faults are its own, not the agent's."""
     try:
-        return runs.begin(surroundings.box, plan, number)
+        return runs.begin(surroundings.box, plan, number, neighbour=neighbour)
     except (OSError, LookupError, ValueError, TypeError) as error:
         return error
 

@@ -16,7 +16,7 @@ import termios
 
 PIPE_BYTES = 64 << 10
 """What a pipe holds unless it is asked to hold more."""
-WIDE_BYTES = 256 << 10
+WIDE_BYTES = 512 << 10
 
 
 async def read(descriptor: int, most: int) -> bytes:

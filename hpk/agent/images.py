@@ -37,6 +37,15 @@ class Images:
         self._processes[key] = processes.spawn(argv, blocked_signals=processes.STEADFAST)
         self._mounted[key] = target
 
+    def started(self, file: str, *, offset: int) -> int:
+        """The process that mounts an image now, to be waited for and told to :meth:`settled`; 0 if none does."""
+        return self._processes.get((file, offset), 0)
+
+    def settled(self, file: str, *, offset: int, status: int) -> None:
+        """The process that mounts an image has ended like this, as an event loop's reaper found."""
+        self._processes.pop((file, offset), None)
+        self._statuses.setdefault((file, offset), status)
+
     def ready(self, file: str, *, offset: int) -> str:
         """The directory of an image that was started; waits the few milliseconds until it is mounted.
 

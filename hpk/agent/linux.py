@@ -9,11 +9,14 @@ READ_ONLY = 0x1
 NO_SUID = 0x2
 NO_DEVICES = 0x4
 NO_EXECUTE = 0x8
+RECURSIVE = 0x4000
+PRIVATE = 0x40000
 
 NEW_MOUNTS = 0x20000
 NEW_HOSTNAME = 0x4000000
 NEW_IPC = 0x8000000
 NEW_USERS = 0x10000000
+NEW_PROCESSES = 0x20000000
 NEW_NETWORK = 0x40000000
 
 _DETACH = 0x2
@@ -47,6 +50,18 @@ def unmount(target: str) -> None:
         OSError: Nothing is mounted there.
     """
     _check(_libc.umount2(os.fsencode(target), _DETACH), f"unmount {target}")
+
+
+def enter_root() -> None:
+    """Make the working directory, where something is mounted, the root of this mount namespace, and drop the old one.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    # On top of each other, as pivot_root(2) has it: no directory for the old one is needed.
+    _check(_libc.pivot_root(b".", b"."), "change the root")
+    unmount(".")
+    os.chdir("/")
 
 
 def unshare(flags: int) -> None:

@@ -63,6 +63,23 @@ class Bind:
         self.read_only = read_only
 
 
+class Neighbour:
+    """Whose processes a container shares: another container's, or all of the pod's.
+
+    Attributes:
+        name: For messages.
+        processes: The path of its PID namespace.
+        users: The path of its user namespace.
+        ids: Its process's uid and gid.
+    """
+
+    def __init__(self, name: str, *, processes: str, users: str, ids: tuple[int, int]) -> None:
+        self.name = name
+        self.processes = processes
+        self.users = users
+        self.ids = ids
+
+
 def configuration(
     container: records.ContainerPlan,
     *,
@@ -74,6 +91,7 @@ def configuration(
     owns_network: bool,
     oom_score: int,
     one_id: str | None = None,
+    neighbour: Neighbour | None = None,
 ) -> dict[str, Any]:
     """The whole ``config.json``.
 
@@ -87,15 +105,31 @@ def configuration(
         owns_network: Whether the sandbox has a network namespace of its own, without which sysfs is the host's.
         oom_score: ``oom_score_adj`` of the container.
         one_id: Where the pod has one id only: the directory with what a nested user namespace cannot mount.
+        neighbour: Whose processes it shares.
+
+    Raises:
+        ValueError: It cannot share them, being in another user namespace.
     """
-    namespaces: list[dict[str, str]] = [{"type": "pid"}, {"type": "mount"}]
+    processes = {"type": "pid", "path": neighbour.processes} if neighbour else {"type": "pid"}
+    namespaces: list[dict[str, str]] = [processes, {"type": "mount"}]
     mappings: dict[str, Any] = {}
     nested = None
-    if one_id is not None and (identity.uid, identity.gid) != (0, 0):
+    ids = (identity.uid, identity.gid)
+    if one_id is not None and ids != (0, 0):
         # The pod's one id under another number: what it owns is the container's.
         nested = one_id
-        namespaces.append({"type": "user"})
+        # Also where it joins one: crun must know that there is no root in it.
         mappings = {"uidMappings": _mapping(identity.uid), "gidMappings": _mapping(identity.gid)}
+        if neighbour is None:
+            namespaces.append({"type": "user"})
+        elif neighbour.ids == ids:
+            namespaces.append({"type": "user", "path": neighbour.users})
+        else:
+            theirs = neighbour.ids[0]
+            raise ValueError(
+                f"Cannot share the processes of {neighbour.name}, whose user is {theirs}, as user {ids[0]}: a pod has"
+                f" one id on this site. Set securityContext.runAsUser to {f'{theirs} or 0' if theirs else 0}"
+            )
     return {
         "ociVersion": "1.0.2",
         "process": process(container, identity=identity, argv=argv, env=env) | {"oomScoreAdj": oom_score},

@@ -6,11 +6,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpk.agent import container, deadline, logs, processes, report, runs
+from hpk.agent import container, deadline, ephemeral, logs, processes, report, runs
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from hpk import records
     from hpk.agent import sandbox
 
 MESSAGES = {
@@ -38,6 +39,7 @@ class Surroundings:
         self.reaper = reaper
         self.writer = writer
         self.is_stopping = asyncio.Event()
+        self.mounting = asyncio.Lock()
         plan = box.plan
         self.pod_name = f"{plan['name']}_{plan['namespace']}({plan['uid']})"
         self._background: set[asyncio.Task[None]] = set()
@@ -67,6 +69,7 @@ class Pod:
             if one.plan["name"] in begun:
                 one.adopt(begun[one.plan["name"]])
         self._limit: deadline.Deadline | None = None
+        self._has_begun = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[container.Container, asyncio.Task[bool]] = {}
 
@@ -74,12 +77,27 @@ class Pod:
         """The container of this name, if the pod has it."""
         return next((one for one in self._containers if one.plan["name"] == name), None)
 
+    def add(self, plan: records.ContainerPlan) -> None:
+        """Start an ephemeral container, unless the pod has one of its name, or ends."""
+        name = plan["name"]
+        if self.find(name) or self._limit is not None or not self._has_begun:
+            return
+        reporter = self._all.reporter
+        reporter.report["containers"][name] = report.waiting("ContainerCreating") | {"image_id": plan["image_id"]}
+        reporter.changed()
+        # Where all processes are shared there is none to wait for.
+        target = None if self._all.plan.get("share_processes") else self.find(plan.get("target", ""))
+        one = ephemeral.Ephemeral(plan, surroundings=self._all, target=target)
+        self._containers.append(one)
+        self._start(one)
+
     @property
     def _apps(self) -> list[container.Container]:
         return [one for one in self._containers if one.plan["kind"] == "app"]
 
     async def live(self) -> None:
         """Run the pod to its end, whatever ends it; returns when no process of it is left."""
+        self._has_begun = True
         self._set_timer(None)
         try:
             if await self._initialize():
@@ -130,7 +148,7 @@ class Pod:
     async def _initialize(self) -> bool:
         """Run what comes before the apps; whether they may start."""
         for one in self._containers:
-            if one.plan["kind"] == "app":
+            if one.plan["kind"] in {"app", "ephemeral"}:
                 continue
             task = self._start(one)
             if one.is_init:
@@ -167,7 +185,7 @@ class Pod:
                 task.cancel()
 
     async def _stop(self, limit: deadline.Deadline) -> None:
-        """Stop what runs: apps and init containers at once, then sidecars from last to first."""
+        """Stop what runs: apps, init and ephemeral containers at once, then sidecars from last to first."""
         self._limit = limit
         begun = [one for one in self._containers if one in self._tasks]
         sidecars = [one for one in begun if one.plan["kind"] == "sidecar"]
@@ -175,7 +193,7 @@ class Pod:
 
         async def call_up() -> None:
             for one in begun:
-                if one not in turns:
+                if one not in turns and one.plan["kind"] != "ephemeral":
                     await one.is_done.wait()
             for one in reversed(sidecars):
                 turns[one].set()

@@ -16,6 +16,8 @@ from hpk.agent import consoles, images, inroot, oci, processes, quickjson, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from hpk import records
     from hpk.agent import sandbox
 
@@ -56,8 +58,12 @@ class Run:
         """Where crun sends the terminal; :func:`launch` takes it."""
         self.held: list[int] = []
         """Descriptors of sub paths: crun is handed paths under /proc/<our pid>/fd, which must live as long."""
-        self.process: dict[str, object] = {}
+        self.process: dict[str, Any] = {}
         """For exec: who runs, and with which environment."""
+        self.shares_processes = False
+        """Whether it is in another container's PID namespace, so that the kernel does not kill what it leaves."""
+        self.mounts = ""
+        """Where it shares processes: its mount namespace, by which its own are known."""
 
     @property
     def pid_file(self) -> str:
@@ -75,12 +81,19 @@ class Run:
         return os.path.join(self.directory, "crun.log")
 
 
-def begin(box: sandbox.Sandbox, container: records.ContainerPlan, number: int) -> Run:
+def begin(box: sandbox.Sandbox, container: records.ContainerPlan, number: int, *, neighbour: Run | None = None) -> Run:
     """Start crun for a container.
 
+    Args:
+        box: The pod's.
+        container: The plan.
+        number: How often it was restarted.
+        neighbour: The run of another container whose processes it shares.
+
     Raises:
-        OSError: The root file system or a mount cannot be made.
-        LookupError: The image does not know the user.
+        OSError: The root file system or a mount cannot be made, or the neighbour has ended.
+        LookupError: The image does not know the user, or the pod not the volume.
+        ValueError: It cannot share its neighbour's processes.
     """
     name = f"{container['name']}-{number}"
     run = Run(
@@ -90,14 +103,14 @@ def begin(box: sandbox.Sandbox, container: records.ContainerPlan, number: int) -
         root_directory=os.path.join(box.places.scratch, "roots", name),
     )
     try:
-        _begin(box, run)
+        _begin(box, run, neighbour)
     except BaseException:
         clean(run)
         raise
     return run
 
 
-def _begin(box: sandbox.Sandbox, run: Run) -> None:
+def _begin(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> None:
     container = run.container
     lower = box.images.ready(container["image_file"], offset=container["image_offset"])
     root = images.make_writable(lower, run.root_directory)
@@ -119,11 +132,35 @@ def _begin(box: sandbox.Sandbox, run: Run) -> None:
         owns_network=box.owns_network,
         oom_score=box.oom_score,
         one_id=box.places.private if box.has_one_id else None,
+        neighbour=_neighbour(box, run, neighbour),
     )
     run.process = configuration["process"]
     text = quickjson.dumps(configuration).encode("utf-8", "surrogateescape")
     jobdir.write_bytes(os.path.join(run.directory, "config.json"), text)
     _spawn(box, run)
+
+
+def _neighbour(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> oci.Neighbour | None:
+    """Whose processes the run shares, if any.
+
+    Namespaces are held by descriptors, so that a process id that comes again cannot mean another's.
+    """
+    if not box.pause and neighbour is None:
+        return None
+    run.shares_processes = True
+    process, name, ids = box.pause, "the pod", (0, 0)
+    if not box.pause and neighbour:
+        user = neighbour.process["user"]
+        process, name, ids = (
+            neighbour.process_id,
+            f"container {neighbour.container['name']}",
+            (user["uid"], user["gid"]),
+        )
+    paths = {}
+    for kind in ("pid", "user"):
+        run.held.append(descriptor := os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
+        paths[kind] = inroot.path_of(descriptor)
+    return oci.Neighbour(name, processes=paths["pid"], users=paths["user"], ids=ids)
 
 
 def _spawn(box: sandbox.Sandbox, run: Run) -> None:
@@ -179,6 +216,8 @@ def launch(box: sandbox.Sandbox, run: Run) -> None:
             time.sleep(0.0005)  # its last steps before it waits there
     try:
         os.unlink(path)
+        if run.shares_processes:
+            run.mounts = os.readlink(f"/proc/{run.process_id}/ns/mnt")
         run.started_at = time.time()
         os.write(fifo, b"\0")
     finally:

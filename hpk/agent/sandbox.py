@@ -74,6 +74,8 @@ class Sandbox:
             group=plan.get("fs_group"),
         )
         self.oom_score = 0
+        self.pause = 0
+        """The first process of the PID namespace that all containers share, if they do."""
 
     def prepare(self) -> None:
         """Make everything but the volumes.
@@ -82,6 +84,10 @@ class Sandbox:
             OSError: The node cannot carry a pod: no FUSE, no tmpfs, a full disk.
         """
         linux.adopt_orphans()
+        if self.plan.get("share_processes"):
+            from hpk.agent import pause  # noqa: PLC0415 - rare
+
+            self.pause = pause.begin()
         private = self.places.private
         os.makedirs(private, mode=0o700, exist_ok=True)
         linux.mount("tmpfs", private, "tmpfs", flags=linux.NO_SUID | linux.NO_DEVICES, options="mode=0700")
@@ -161,6 +167,8 @@ class Sandbox:
         """Unmount images and remove what is on scratch; the tmpfs goes with the mount namespace."""
         import shutil  # noqa: PLC0415 - not before the first container runs
 
+        if self.pause:
+            os.kill(self.pause, 9)
         self.volumes.close()
         self.images.close()
         for name in ("images", "roots", "volumes"):

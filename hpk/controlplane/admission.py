@@ -57,7 +57,7 @@ def write(layout: Layout) -> None:
 
 def webhook(layout: Layout, *, ca_pem: bytes) -> dict[str, Any]:
     """The ValidatingWebhookConfiguration of this start."""
-    rules = [_rule("", ["pods"], ["CREATE"])]
+    rules = [_rule("", ["pods"], ["CREATE"]), _rule("", ["pods/ephemeralcontainers"], ["UPDATE"])]
     rules += [_rule(group, kinds, ["CREATE", "UPDATE"]) for group, kinds in TEMPLATES.items()]
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",

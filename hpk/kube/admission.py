@@ -26,12 +26,14 @@ class Question:
         kind: Of the object, such as ``Pod``.
         raw: The object, with the server's defaults.
         is_dry_run: Nothing will come of it.
+        old: What it shall replace.
     """
 
     uid: str
     kind: str
     raw: Object
     is_dry_run: bool = False
+    old: Object | None = None
 
 
 def question(body: bytes) -> Question:
@@ -47,7 +49,11 @@ def question(body: bytes) -> Question:
         meta.setdefault("namespace", request.get("namespace", ""))
         meta.setdefault("name", request.get("name") or meta.get("generateName", ""))
         return Question(
-            uid=request["uid"], kind=request["kind"]["kind"], raw=raw, is_dry_run=bool(request.get("dryRun"))
+            uid=request["uid"],
+            kind=request["kind"]["kind"],
+            raw=raw,
+            is_dry_run=bool(request.get("dryRun")),
+            old=request.get("oldObject"),
         )
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an AdmissionReview: {error!r}") from error

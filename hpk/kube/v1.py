@@ -155,6 +155,12 @@ class Container(Model, frozen=True, kw_only=True):
     resize_policy: list[Any] = []
 
 
+class EphemeralContainer(Container, frozen=True, kw_only=True):
+    """The API server lets none through that has ports, probes, hooks, resources or sub paths."""
+
+    target_container_name: str = ""
+
+
 class KeyToPath(Model, frozen=True, kw_only=True):
     key: str
     path: str
@@ -245,6 +251,7 @@ class DnsConfig(Model, frozen=True, kw_only=True):
 class PodSpec(Model, frozen=True, kw_only=True):
     containers: list[Container]
     init_containers: list[Container] = []
+    ephemeral_containers: list[EphemeralContainer] = []
     volumes: list[Volume] = []
     restart_policy: str = "Always"
     termination_grace_period_seconds: int = 30
@@ -262,6 +269,7 @@ class PodSpec(Model, frozen=True, kw_only=True):
     dns_policy: str = "ClusterFirst"
     dns_config: DnsConfig = DnsConfig()
     host_network: bool = False
+    share_process_namespace: bool = False
     image_pull_secrets: list[LocalReference] = []
     # Scheduling is Slurm's; with one node these cannot be violated, or are checked in admit.
     scheduler_name: str = ""
@@ -293,7 +301,7 @@ class Pod(Model, frozen=True, kw_only=True):
 
     @property
     def all_containers(self) -> list[Container]:
-        """Init containers, then the others, in the order of the spec."""
+        """Init containers, then the others, in the order of the spec; ephemeral ones are no part of what a pod is."""
         return [*self.spec.init_containers, *self.spec.containers]
 
 

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from hpk import jobdir
-from hpk.link import link_pb2, link_pb2_grpc, peer, sessions
+from hpk.link import link_pb2, link_pb2_grpc, peer, sessions, wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-PROTOCOL = 2
+    from hpk import records
+
+PROTOCOL = 3
 SERVER_NAME = "hpk-kubelet"
 """The name in the kubelet's certificate, wherever it runs."""
-WINDOW = (
-    # What a session may hold that nobody reads. gRPC would let it grow to many megabytes for each.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 512 << 10),
-)
+FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
+"""gRPC would let what a session holds that nobody reads grow to many megabytes for each."""
 OPTIONS = (
     ("grpc.ssl_target_name_override", SERVER_NAME),
     # A compute node that vanishes, or a control plane that moves, is noticed within half a minute.
@@ -34,7 +34,8 @@ OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
     ("grpc.enable_http_proxy", 0),
-    *WINDOW,
+    FIXED_WINDOW,
+    ("grpc.http2.lookahead_bytes", 512 << 10),
 )
 FIRST_PAUSE_SECONDS = 0.2
 MOST_PAUSE_SECONDS = 15.0
@@ -66,6 +67,7 @@ class LinkClient:
         key: bytes,
         on_terminate: Callable[[Terminate], None],
         on_session: Callable[[sessions.Request, peer.Peer], Awaitable[sessions.Ended]] | None = None,
+        on_start: Callable[[records.ContainerPlan], None] | None = None,
         on_clock: Callable[[float], bool] = lambda _ahead_seconds: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -81,6 +83,7 @@ class LinkClient:
             key: PEM of ours.
             on_terminate: Called in the event loop.
             on_session: Serves a session, in a task of its own that is cancelled when its client is gone.
+            on_start: Called in the event loop with an ephemeral container's plan, more than once with the same.
             on_clock: Told at each welcome how far our clock is ahead of the kubelet's; whether another report will
                 be published that takes account of it, so that the kubelet need not see one that does not.
             clock: Unix time.
@@ -90,7 +93,7 @@ class LinkClient:
         self._hello = link_pb2.Hello(protocol=PROTOCOL, uid=uid, agent_version=version, job_id=job_id)
         self._endpoint_file = endpoint_file
         self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-        self._on_terminate = on_terminate
+        self._on_terminate, self._on_start = on_terminate, on_start
         self._sessions = peer.Sessions(on_session or _none)
         self._newest: tuple[int, bytes] | None = None
         self._news = asyncio.Event()
@@ -139,13 +142,15 @@ class LinkClient:
         """Talk until the stream breaks; whether the kubelet had welcomed us."""
         was_welcome = False
         async with grpc.aio.secure_channel(target, self._credentials, options=OPTIONS) as channel:
-            stub = link_pb2_grpc.LinkStub(channel)
             welcomed = asyncio.Event()
-            call = stub.Attach(self._messages(welcomed))
+            call = link_pb2_grpc.LinkStub(channel).Attach(self._messages(welcomed))
+            dial = channel.stream_stream(
+                wire.SESSION, request_serializer=wire.FROM_AGENT.dump, response_deserializer=wire.TO_AGENT.load
+            )
             try:
                 async for message in call:
                     was_welcome = True
-                    self._hear(message, stub)
+                    self._hear(message, dial)
                     welcomed.set()
             except grpc.RpcError:
                 pass
@@ -166,7 +171,7 @@ class LinkClient:
                 continue
             await self._news.wait()
 
-    def _hear(self, message: link_pb2.KubeletMessage, stub: link_pb2_grpc.LinkStub) -> None:
+    def _hear(self, message: link_pb2.KubeletMessage, dial: Callable[[], Any]) -> None:
         kind = message.WhichOneof("kind")
         if kind == "welcome":
             now = message.welcome.now
@@ -178,8 +183,11 @@ class LinkClient:
         elif kind == "terminate":
             wish = message.terminate
             self._on_terminate(Terminate(grace_seconds=wish.grace_seconds, reason=wish.reason, message=wish.message))
+        elif kind == "start" and self._on_start:
+            # surrogateescape: values of the environment are bytes
+            self._on_start(json.loads(message.start.json.decode("utf-8", "surrogateescape")))
         elif kind == "open":
-            self._sessions.open(stub, message.open)
+            self._sessions.open(dial, message.open)
         elif kind == "abandon":
             self._sessions.abandon(message.abandon.session)
 

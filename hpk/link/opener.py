@@ -25,8 +25,8 @@ ANSWER_SECONDS = 10.0
 """How long an agent has to dial back."""
 MOST_FOR_POD = 256
 """Sessions of one pod at a time: its agent has a few descriptors and a process for each."""
-MOST = 1024
-"""Sessions at a time of all pods: each may hold a megabyte of the control plane's memory."""
+MOST = 512
+"""Sessions at a time of all pods: each may hold two megabytes of the control plane's memory."""
 NEEDED_PROTOCOL = 2
 LOST = sessions.Ended(error="the connection to the pod's agent was lost", reason="LinkLost")
 
@@ -188,8 +188,8 @@ class Session:
         for start in range(0, len(data), sessions.CHUNK):
             if channel in self._closed:
                 return
-            piece = data[start : start + sessions.CHUNK]
-            await self._say(link_pb2.ToAgent(data=link_pb2.Data(channel=channel, data=piece)))
+            piece = data if len(data) <= sessions.CHUNK else data[start : start + sessions.CHUNK]
+            await self._say(sessions.Data(channel, piece))
 
     async def close(self, channel: int) -> None:
         """Say that no more data comes on this channel."""
@@ -219,14 +219,14 @@ class Session:
 
     async def _read(self) -> sessions.Event:
         try:
-            while isinstance(message := await self._context.read(), link_pb2.FromAgent):
+            while isinstance(message := await self._context.read(), sessions.Data | link_pb2.FromAgent):
                 if (event := wire.event(message)) is not None:
                     return event
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.CancelledError):
             pass  # gRPC's ways to say that the call is over
         return LOST
 
-    async def _say(self, message: link_pb2.ToAgent) -> None:
+    async def _say(self, message: sessions.Data | link_pb2.ToAgent) -> None:
         async with self._turn:
             if self._writing:  # whoever sent it was cancelled
                 await asyncio.wait({self._writing, self._lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -237,6 +237,6 @@ class Session:
             if self._writing.done():
                 self._writing = None
 
-    async def _write(self, message: link_pb2.ToAgent) -> None:
+    async def _write(self, message: sessions.Data | link_pb2.ToAgent) -> None:
         with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError):
             await self._context.write(message)

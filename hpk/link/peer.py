@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from hpk.link import link_pb2, sessions, wire
+from hpk.link import heap, link_pb2, sessions, wire
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -86,7 +86,7 @@ class Peer:
         async with self._turn:
             if self._writing:  # whoever sent it was cancelled
                 await asyncio.wait({self._writing})
-            self._writing = asyncio.create_task(self._call.write(wire.event_message(event)), name="session write")
+            self._writing = asyncio.create_task(self._call.write(wire.from_agent(event)), name="session write")
             try:
                 await asyncio.shield(self._writing)
             except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
@@ -94,7 +94,9 @@ class Peer:
 
     async def _read(self) -> sessions.Data | sessions.Closed | Resize | None:
         try:
-            while isinstance(message := await self._call.read(), link_pb2.ToAgent):
+            while isinstance(message := await self._call.read(), sessions.Data | link_pb2.ToAgent):
+                if isinstance(message, sessions.Data):
+                    return message
                 kind = message.WhichOneof("kind")
                 if kind == "data":
                     return sessions.Data(message.data.channel, message.data.data)
@@ -119,9 +121,10 @@ class Sessions:
         self._serve = serve
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def open(self, stub: Any, wish: link_pb2.Open) -> None:
-        """Begin what the kubelet asks for."""
-        task = asyncio.create_task(self._run(stub, wish), name=f"session {wish.session}")
+    def open(self, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
+        """Begin what the kubelet asks for, in a call that is dialled."""
+        heap.keep_what_is_freed()
+        task = asyncio.create_task(self._run(dial, wish), name=f"session {wish.session}")
         self._tasks[wish.session] = task
         task.add_done_callback(lambda _: self._tasks.pop(wish.session, None))
 
@@ -142,8 +145,8 @@ class Sessions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, stub: Any, wish: link_pb2.Open) -> None:
-        call = stub.Session()
+    async def _run(self, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
+        call = dial()
         gone = asyncio.Event()
         call.add_done_callback(lambda _: gone.set())
         waiting = asyncio.create_task(gone.wait())

@@ -11,18 +11,20 @@ import grpc
 import grpc.aio
 import structlog
 
-from hpk.link import client, link_pb2, link_pb2_grpc, opener
+from hpk import errors
+from hpk.link import client, heap, link_pb2, opener, sessions, wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from hpk import records
-    from hpk.link import sessions
 
 log = structlog.get_logger(__name__)
 
 MOST_WISHES = 2 * opener.MOST_FOR_POD + 16
 """Messages that may wait for one agent; more means that it does not listen, and its stream is ended."""
+START_PROTOCOL = 3
+"""The first that knows ephemeral containers."""
 OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -33,7 +35,9 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),
     # Of one agent: the Attach stream, its sessions, and those that are about to end.
     ("grpc.max_concurrent_streams", opener.MOST_FOR_POD + 64),
-    *client.WINDOW,
+    client.FIXED_WINDOW,
+    # Two pieces: one is on its way while the other is handed on.
+    ("grpc.http2.lookahead_bytes", 2 * sessions.CHUNK),
 )
 
 
@@ -103,8 +107,9 @@ class LinkServer:
         Raises:
             RuntimeError: The port is taken.
         """
+        heap.keep_what_is_freed()
         server = grpc.aio.server(options=OPTIONS)
-        link_pb2_grpc.add_LinkServicer_to_server(_Servicer(self._attach, self._session), server)
+        server.add_generic_rpc_handlers((_handlers(self._attach, self._session),))
         port: int = server.add_secure_port(self._address, self._credentials)
         await server.start()
         self._server = server
@@ -123,6 +128,24 @@ class LinkServer:
         stream = self._streams.get(uid)
         wish = link_pb2.Terminate(grace_seconds=grace_seconds, reason=reason, message=message)
         return stream is not None and stream.put(link_pb2.KubeletMessage(terminate=wish))
+
+    def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
+        """Have a pod's agent start an ephemeral container; it may be said again: none of the same name is started.
+
+        Raises:
+            errors.AgentUnavailable: It is not on the line, does not listen, or is too old.
+        """
+        stream = self._streams.get(uid)
+        if stream is None:
+            raise errors.AgentUnavailable("the pod's agent is not connected now")
+        if stream.hello.protocol < START_PROTOCOL:
+            version = stream.hello.agent_version
+            raise errors.AgentUnavailable(
+                f"the pod's agent is of version {version}, from before ephemeral containers; recreate the pod"
+            )
+        data = json.dumps(plan, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+        if not stream.put(link_pb2.KubeletMessage(start=link_pb2.Start(json=data))):
+            raise errors.AgentUnavailable("the pod's agent does not listen")
 
     async def open(self, uid: str, request: sessions.Request) -> sessions.Session:
         """Begin a session in a pod (see :class:`sessions.Opener`).
@@ -200,11 +223,18 @@ class LinkServer:
             stream.put(None)
 
 
-class _Servicer(link_pb2_grpc.LinkServicer):  # type: ignore[misc] # generated without types
-    def __init__(
-        self,
-        attach: Callable[..., AsyncIterator[link_pb2.KubeletMessage]],
-        session: Callable[..., Awaitable[None]],
-    ) -> None:
-        self.Attach = attach
-        self.Session = session
+def _handlers(
+    attach: Callable[..., AsyncIterator[link_pb2.KubeletMessage]], session: Callable[..., Awaitable[None]]
+) -> grpc.GenericRpcHandler:
+    """The service, as link.proto has it; sessions have a codec of their own."""
+    calls = {
+        "Attach": grpc.stream_stream_rpc_method_handler(
+            attach,
+            request_deserializer=link_pb2.AgentMessage.FromString,
+            response_serializer=link_pb2.KubeletMessage.SerializeToString,
+        ),
+        "Session": grpc.stream_stream_rpc_method_handler(
+            session, request_deserializer=wire.FROM_AGENT.load, response_serializer=wire.TO_AGENT.dump
+        ),
+    }
+    return grpc.method_handlers_generic_handler(wire.SERVICE, calls)

@@ -11,7 +11,7 @@ from typing import Protocol
 STDIN, STDOUT, STDERR = 0, 1, 2
 """Channels of exec and attach. A forwarded port has two: 0 to the port, 1 from the port."""
 
-CHUNK = 256 << 10
+CHUNK = 512 << 10
 """Bytes of the largest :class:`Data` that :meth:`Session.receive` returns; ``send`` takes any number."""
 
 

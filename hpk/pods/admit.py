@@ -17,7 +17,7 @@ from hpk.pods import resources
 from hpk.slurm import flags, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hpk.slurm import model as slurm_model
 
@@ -26,6 +26,7 @@ FLAGS = ("slurm.hpk.io/flags", "slurm-job.hpk.io/flags")
 """The flags annotation and its older spelling; the first that is there counts."""
 MPI_FLAGS = ("slurm.hpk.io/mpi-flags", "slurm-job.hpk.io/mpi-flags", "slurm-job.hpk.io/mpi-flag")
 """What mpirun is given, in all spellings that are in use; empty asks for nothing."""
+EPHEMERAL = "spec.ephemeralContainers"
 HARMLESS = frozenset({"spec.os.name", "spec.hostUsers", "spec.os"})
 """Fields that ask for what every pod has here: a user namespace, and Linux (which is looked at by itself)."""
 
@@ -79,7 +80,7 @@ def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
         errors.PodRefused: With everything that is wrong, by name, and the kubelet's reason.
     """
     pod = v1.pod(raw)
-    problems = [*_unsupported(raw), *_annotations(pod), *_security(pod), *_volumes(pod)]
+    problems = [*_unsupported(raw), *_annotations(pod), *_security(pod), *_unknown_volumes(pod, pod.all_containers)]
     if not cluster.has_subordinate_ids:
         problems += _several_ids(pod)
     if problems:
@@ -92,6 +93,22 @@ def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
         _check_time(options, cluster.capacity)
         _check_architecture(options, cluster, cluster.capacity)
     return pod
+
+
+def refused(raw: dict[str, Any], *, cluster: Cluster) -> dict[str, str]:
+    """By name, why an ephemeral container cannot be had; the pod itself is none the worse for it."""
+    pod = v1.pod(raw)
+    found = {}
+    for index, container in enumerate(pod.spec.ephemeral_containers):
+        path = f"{EPHEMERAL}[{index}]"
+        unknown = v1.unsupported(raw["spec"]["ephemeralContainers"][index], v1.EphemeralContainer, path)
+        problems = [f"{field} is not supported" for field in unknown]
+        problems += [*_container_security(container), *_unknown_volumes(pod, [container])]
+        if not cluster.has_subordinate_ids:
+            problems += _different_ids(pod, [*pod.all_containers, container])
+        if problems:
+            found[container.name] = "; ".join(problems)
+    return found
 
 
 def doubt(pod: v1.Pod, cluster: Cluster) -> str | None:
@@ -118,6 +135,8 @@ def job_flags(pod: v1.Pod) -> dict[str, str | None]:
 
 def _unsupported(raw: dict[str, Any]) -> list[str]:
     found = v1.unsupported(raw["spec"])
+    # An ephemeral container's faults are not its pod's: see `refused`.
+    found = [path for path in found if not path.startswith(EPHEMERAL)]
     problems = [f"{path} is not supported" for path in found if path not in HARMLESS]
     if (system := (raw["spec"].get("os") or {}).get("name", "linux")) != "linux":
         problems.append(f"spec.os.name: {system} is not supported")
@@ -151,20 +170,24 @@ def _annotations(pod: v1.Pod) -> list[str]:
 
 
 def _security(pod: v1.Pod) -> list[str]:
-    problems = []
-    profiles = [("spec.securityContext", pod.spec.security_context.seccomp_profile)]
+    problems = _seccomp("spec.securityContext", pod.spec.security_context.seccomp_profile)
     for container in pod.all_containers:
-        context = container.security_context
-        where = f"container {container.name}: securityContext"
-        profiles.append((where, context.seccomp_profile))
-        if context.privileged:
-            problems.append(f"{where}.privileged: a pod has no privilege over the compute node")
-    problems += [
-        f"{where}.seccompProfile of type Localhost is not supported"
-        for where, profile in profiles
-        if profile and profile.type == "Localhost"
-    ]
+        problems += _container_security(container)
     return problems
+
+
+def _container_security(container: v1.Container) -> list[str]:
+    context = container.security_context
+    where = f"container {container.name}: securityContext"
+    problems = _seccomp(where, context.seccomp_profile)
+    if context.privileged:
+        problems.append(f"{where}.privileged: a pod has no privilege over the compute node")
+    return problems
+
+
+def _seccomp(where: str, profile: v1.SeccompProfile | None) -> list[str]:
+    is_local = profile is not None and profile.type == "Localhost"
+    return [f"{where}.seccompProfile of type Localhost is not supported"] if is_local else []
 
 
 def _several_ids(pod: v1.Pod) -> list[str]:
@@ -176,9 +199,18 @@ def _several_ids(pod: v1.Pod) -> list[str]:
     if context.supplemental_groups:
         groups = ", ".join(map(str, context.supplemental_groups))
         problems.append(f"spec.securityContext.supplementalGroups {groups}{ONE_ID}")
+    users = {c.security_context.run_as_user for c in pod.all_containers} | {context.run_as_user}
+    if pod.spec.share_process_namespace and users - {0, None}:
+        problems.append(f"spec.shareProcessNamespace as a user other than 0{ONE_ID}")
+    return problems + _different_ids(pod, pod.all_containers)
+
+
+def _different_ids(pod: v1.Pod, containers: Sequence[v1.Container]) -> list[str]:
+    context = pod.spec.security_context
+    problems = []
     for name, default, wanted in (
-        ("runAsUser", context.run_as_user, [c.security_context.run_as_user for c in pod.all_containers]),
-        ("runAsGroup", context.run_as_group, [c.security_context.run_as_group for c in pod.all_containers]),
+        ("runAsUser", context.run_as_user, [c.security_context.run_as_user for c in containers]),
+        ("runAsGroup", context.run_as_group, [c.security_context.run_as_group for c in containers]),
     ):
         numbers = {default if number is None else number for number in wanted} - {None}
         if len(numbers) > 1:
@@ -187,12 +219,12 @@ def _several_ids(pod: v1.Pod) -> list[str]:
     return problems
 
 
-def _volumes(pod: v1.Pod) -> list[str]:
+def _unknown_volumes(pod: v1.Pod, containers: Sequence[v1.Container]) -> list[str]:
     """Volumes that name no source that we know (an unknown one is listed by its own name already)."""
     names = {volume.name for volume in pod.spec.volumes}
     return [
         f"container {container.name}: volumeMount '{mount.name}' has no volume"
-        for container in pod.all_containers
+        for container in containers
         for mount in container.volume_mounts
         if mount.name not in names
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from hpk import jobdir
+from hpk import errors, jobdir
 from hpk.pods import clock
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ class Line(Protocol):
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
         """Ask the agent to end its pod, for a reason of `records.Ended`; False if it is not on the line."""
+
+    def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
+        """Have the agent start an ephemeral container; errors.AgentUnavailable says why it cannot."""
 
 
 class Agents:
@@ -78,6 +81,16 @@ class Agents:
         if self.line is None or uid not in self._lines:
             return False
         return self.line.terminate(uid, grace_seconds=grace_seconds, reason=reason)
+
+    def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
+        """Have the agent start an ephemeral container, unless it has one of this name.
+
+        Raises:
+            errors.AgentUnavailable: It is not on the line, or too old.
+        """
+        if self.line is None:
+            raise errors.AgentUnavailable("the pod's agent is not connected now")
+        self.line.start_container(uid, plan)
 
     def forget(self, uid: str) -> None:
         """Drop what is known of a pod that is done with."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from hpk import errors, jobdir
 from hpk.images import reference
 from hpk.pods import admit, model, script, translate
@@ -131,6 +133,26 @@ class Preparer:
         names = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
         return Ready(work=model.Work(plan=plan, job=job), script=script.render(job), images=names)
 
+    async def prepare_ephemeral(
+        self, pod: v1.Pod, container: v1.EphemeralContainer, *, cluster: admit.Cluster, attempts: Attempts
+    ) -> records.ContainerPlan:
+        """The plan of one more container of a pod that runs.
+
+        Raises:
+            NotReady: Something is missing; it has been told in events.
+            errors.PodRefused: The container cannot be honoured at all.
+            errors.ApiUnavailable: The API server is away.
+        """
+        alone = _alone(pod, container)
+        fetched = await self._fetch(alone)
+        credentials = _credentials(alone, fetched) if alone.spec.image_pull_secrets else None
+        pulled = await self._pull(alone, attempts, credentials)
+        found = translate.Fetched(images=pulled, sources=fetched, services=self._services())
+        try:
+            return translate.container_plan(pod, container, site=self._site, cluster=cluster, found=found)
+        except translate.ContainerConfigError as error:
+            raise self._misconfigured(pod, error) from error
+
     async def _fetch(self, pod: v1.Pod) -> sources.Sources:
         try:
             return await sources.gather(self._kube, pod, shared=self._shared)
@@ -145,9 +167,11 @@ class Preparer:
             self._recorder.tell(pod, "Warning", "FailedMount", str(error))
             raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
         except translate.ContainerConfigError as error:
-            self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
-            waiting = {error.container: ("CreateContainerConfigError", str(error))}
-            raise NotReady(waiting, seconds=CONFIG_PAUSE_SECONDS) from error
+            raise self._misconfigured(pod, error) from error
+
+    def _misconfigured(self, pod: v1.Pod, error: translate.ContainerConfigError) -> NotReady:
+        self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
+        return NotReady({error.container: ("CreateContainerConfigError", str(error))}, seconds=CONFIG_PAUSE_SECONDS)
 
     def _job(self, pod: v1.Pod, plan: records.PodPlan) -> model.JobPlan:
         directory = self._state.pod(pod.metadata.uid)
@@ -231,6 +255,14 @@ class Preparer:
         dues = [attempts.due[name] - now for name in names if attempts.due.get(name, 0.0) > now]
         shortest = min(dues, default=FIRST_PULL_PAUSE_SECONDS)
         return min(shortest, SHOW_ERROR_SECONDS) if attempts.fresh & names else shortest
+
+
+def _alone(pod: v1.Pod, container: v1.EphemeralContainer) -> v1.Pod:
+    """The pod as if this container were all of it: what the others and the volumes need is not fetched again."""
+    spec = msgspec.structs.replace(
+        pod.spec, containers=[container], init_containers=[], ephemeral_containers=[], volumes=[]
+    )
+    return msgspec.structs.replace(pod, spec=spec)
 
 
 def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:

@@ -22,10 +22,13 @@ class Reviews:
     def __init__(self, *, cluster: Callable[[], admit.Cluster], gate: gate.Gate) -> None:
         self._cluster, self._gate = cluster, gate
 
-    def review(self, kind: str, raw: Object) -> tuple[str | None, list[str]]:
-        """Why the object must not be created (None: it may), and what its creator should know all the same."""
+    def review(self, kind: str, raw: Object, *, old: Object | None = None) -> tuple[str | None, list[str]]:
+        """Why the object must not be created (None: it may), and what its creator should know all the same.
+
+        With ``old`` it is changed: of a pod, ephemeral containers are added.
+        """
         if kind == "Pod":
-            return self._pod(raw)
+            return self._pod(raw) if old is None else (self._ephemeral(raw, old), [])
         if any(owner.get("controller") for owner in raw["metadata"].get("ownerReferences") or ()):
             return None, []  # who applied what made it has been told
         return None, self._template(kind, raw)
@@ -41,6 +44,12 @@ class Reviews:
             return None, [doubt] if doubt else []
         # A controller would replace the pod that sbatch refuses, without end; refused here, it takes its time.
         return doubt or self._gate.denial(gate.keys(pod, cluster.flags)), []
+
+    def _ephemeral(self, raw: Object, old: Object) -> str | None:
+        """About new ones only: those that are there cannot be taken away."""
+        there = {container["name"] for container in old["spec"].get("ephemeralContainers") or ()}
+        refused = admit.refused(raw, cluster=self._cluster())
+        return "; ".join(why for name, why in refused.items() if name not in there) or None
 
     def _template(self, kind: str, raw: Object) -> list[str]:
         spec = raw["spec"].get("jobTemplate", raw).get("spec") or {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from hpk import jobdir
     from hpk.pods import admit, agents, events, gate, model, prepare, report
@@ -20,10 +20,12 @@ class Services:
     Attributes:
         find: The informer's copy of the pod with this UID.
         listen: An event that is set at each change of a pod, and the way to stop listening.
+        beside: Has something done for a pod that its rounds do not wait for; a round follows its end.
     """
 
     find: Callable[[str], dict[str, Any] | None]
     listen: Callable[[str], tuple[asyncio.Event, Callable[[], None]]]
+    beside: Callable[[str, Callable[[], Coroutine[Any, Any, None]]], asyncio.Task[None]]
     cluster: Callable[[], admit.Cluster]
     preparer: prepare.Preparer
     allocator: model.Allocator

@@ -89,6 +89,7 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
         "podIPs": [{"ip": pod_ip}] if pod_ip else None,
         "initContainerStatuses": inits or None,
         "containerStatuses": apps,
+        "ephemeralContainerStatuses": [_ephemeral(pod, c, facts) for c in pod.spec.ephemeral_containers] or None,
         "conditions": _conditions(pod, statuses, facts, phase=phase, now=now),
     }
 
@@ -110,11 +111,20 @@ def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
         made["state"] = {"waiting": _first_wait(pod, container, facts)}
     else:
         made |= {"ready": record["ready"], "started": record["started"], "restartCount": record["restart_count"]}
+        made["imageID"] = image_id or record.get("image_id", "")
         made["state"] = _state(record)
         made["containerID"] = _container_id(record["container_id"])
         if record["last_terminated"]:
             made["lastState"] = {"terminated": _terminated(record["last_terminated"])}
     return _as_lost(made, facts) if facts.is_over else made
+
+
+def _ephemeral(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
+    """As another, but it is neither ready nor started: nothing waits for it."""
+    made = _container(pod, container, facts)
+    if made["state"].get("waiting", {}).get("reason") == "PodInitializing":
+        made["state"]["waiting"]["reason"] = "ContainerCreating"
+    return made | {"ready": False, "started": None}
 
 
 def _first_wait(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpk import errors, jobdir
-from hpk.kube import quantity
+from hpk.kube import quantity, v1
 from hpk.pods import admit, disk, environment, model, resources
 from hpk.volumes import plan as volume_plan
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from hpk import records
     from hpk.images import image as images
-    from hpk.kube import v1
     from hpk.network import sandbox
     from hpk.volumes import sources
 
@@ -58,12 +57,18 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ingredients:
-    """All that was fetched for one pod."""
+class Fetched:
+    """All that was fetched for containers of one pod."""
 
     images: Mapping[str, images.Image]
     sources: sources.Sources
     services: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingredients(Fetched):
+    """All that was fetched for one pod."""
+
     link: records.Link
     started_at: datetime
     address: records.Address | None = None
@@ -87,7 +92,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
     """
     _check_host_ports(pod, site)
     deadline = pod.spec.active_deadline_seconds
-    containers = [_container(pod, c, site=site, cluster=cluster, found=found) for c in pod.all_containers]
+    containers = [container_plan(pod, c, site=site, cluster=cluster, found=found) for c in pod.all_containers]
     plan: records.PodPlan = {
         "version": jobdir.VERSION,
         "uid": pod.metadata.uid,
@@ -106,6 +111,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "fs_group": pod.spec.security_context.fs_group,
         "disk_limits": disk.limits(pod),
         "has_one_id": site.has_one_id,
+        "share_processes": pod.spec.share_process_namespace,
     }
     if plan["network"] == "overlay" and found.address:
         plan["address"] = found.address
@@ -124,19 +130,24 @@ def _check_host_ports(pod: v1.Pod, site: Site) -> None:
         raise errors.PodRefused(f"container {', '.join(named)} is not supported (hostNetwork: true is)")
 
 
-def _container(
-    pod: v1.Pod, container: v1.Container, *, site: Site, cluster: admit.Cluster, found: Ingredients
+def container_plan(
+    pod: v1.Pod, container: v1.Container, *, site: Site, cluster: admit.Cluster, found: Fetched
 ) -> records.ContainerPlan:
+    """What the agent is told of one container, an ephemeral one included.
+
+    Raises:
+        ContainerConfigError: It lacks a ConfigMap or Secret, or would run as root against its will.
+        errors.PodRefused: It asks for a field of the pod that does not exist.
+    """
     image = found.images[container.name]
     try:
         env, argv = _process(pod, container, image, site=site, cluster=cluster, found=found)
     except environment.ConfigMissing as error:
         raise ContainerConfigError(str(error), container=container.name) from error
     context = container.security_context
-    is_init = container in pod.spec.init_containers
-    return {
+    plan: records.ContainerPlan = {
         "name": container.name,
-        "kind": ("sidecar" if container.restart_policy == "Always" else "init") if is_init else "app",
+        "kind": _kind(pod, container),
         "image": container.image,
         "image_id": image.image_id,
         "image_file": _image_path(image, site),
@@ -150,7 +161,7 @@ def _container(
         "no_new_privileges": context.allow_privilege_escalation is False,
         "add_capabilities": context.capabilities.add,
         "drop_capabilities": context.capabilities.drop,
-        "restart_policy": container.restart_policy,
+        "restart_policy": "Never" if isinstance(container, v1.EphemeralContainer) else container.restart_policy,
         "termination_message_path": container.termination_message_path,
         "termination_message_policy": container.termination_message_policy,
         "stop_signal": (container.lifecycle or {}).get("stopSignal") or image.config.stop_signal or "SIGTERM",
@@ -165,6 +176,17 @@ def _container(
         "memory_limit": _memory_limit(container),
         "ports": {port.name: port.container_port for port in container.ports if port.name},
     }
+    if isinstance(container, v1.EphemeralContainer) and container.target_container_name:
+        plan["target"] = container.target_container_name
+    return plan
+
+
+def _kind(pod: v1.Pod, container: v1.Container) -> Literal["init", "sidecar", "app", "ephemeral"]:
+    if isinstance(container, v1.EphemeralContainer):
+        return "ephemeral"
+    if container in pod.spec.init_containers:
+        return "sidecar" if container.restart_policy == "Always" else "init"
+    return "app"
 
 
 def _memory_limit(container: v1.Container) -> int | None:
@@ -179,7 +201,7 @@ def _process(
     *,
     site: Site,
     cluster: admit.Cluster,
-    found: Ingredients,
+    found: Fetched,
 ) -> tuple[dict[str, str], list[str]]:
     links = environment.service_variables(
         found.services, namespace=pod.metadata.namespace, has_links=pod.spec.enable_service_links

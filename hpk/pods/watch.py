@@ -16,7 +16,7 @@ from hpk.kube import informer
 from hpk.pods import queue, status, worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from hpk.kube import client
     from hpk.pods import services
@@ -34,6 +34,7 @@ class Pods:
         self._workers: dict[str, worker.Worker] = {}
         self._listeners: dict[str, set[asyncio.Event]] = {}
         self._services: services.Services | None = None
+        self._group: asyncio.TaskGroup | None = None
 
     def serve(self, used: services.Services) -> None:
         """Give the workers what they use; once, before `run` (the services refer back to `mark`)."""
@@ -63,9 +64,24 @@ class Pods:
 
         return event, stop
 
+    def beside(self, uid: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Have something done for a pod that its rounds do not wait for; a round follows its end."""
+        if self._group is None:
+            raise RuntimeError("Pods.run was not called")
+        return self._group.create_task(self._guarded(uid, work), name=f"beside pod {uid}")
+
+    async def _guarded(self, uid: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # whatever goes wrong with one pod is that pod's alone
+            LOG.exception("Cannot finish what is done beside a pod's rounds", uid=uid, error=repr(error))
+        finally:
+            self.mark(uid)
+
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
+            self._group = group
             group.create_task(self.informer.run(), name="pods informer")
             await self.informer.synced.wait()
             await self._mark_leftovers()
@@ -106,7 +122,7 @@ def trimmed(raw: dict[str, Any]) -> dict[str, Any]:
     keys += ["deletionGracePeriodSeconds", "finalizers", "labels"]
     slim = {
         key: [{"name": c["name"], "image": c.get("image", "")} | _policy(c) for c in spec.get(key) or []]
-        for key in ("initContainers", "containers")
+        for key in ("initContainers", "containers", "ephemeralContainers")
         if spec.get(key)
     }
     kept = {key: spec[key] for key in ("nodeName", "restartPolicy", "terminationGracePeriodSeconds") if key in spec}

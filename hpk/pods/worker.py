@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from hpk.kube import v1
-from hpk.pods import gate, lastwords, launch, model, status
+from hpk.pods import ephemeral, gate, lastwords, launch, model, status
 
 if TYPE_CHECKING:
     from hpk.pods import services
@@ -58,6 +58,7 @@ class Worker:
         self._pod: v1.Pod | None = None
         self._started_at: datetime | None = None
         self._launch = launch.Launch(uid, used)
+        self._ephemeral = ephemeral.Ephemeral(uid, used)
         self._allocation: model.Allocation | None = None
         self._told_events = 0
         self._told_queue = ""
@@ -95,7 +96,7 @@ class Worker:
         """Do the next thing that brings the pod forward; the seconds until it should be tried again."""
         await self._adopt()
         if self._allocation is not None or self._launch.failure is not None:
-            return await self._end(pod) if self._must_end(pod) else None
+            return await self._end(pod) if self._must_end(pod) else self._ephemeral.advance(pod)
         if pod.metadata.deletion_timestamp is not None or self._is_past_deadline(pod):
             return None
         again = await self._launch.attempt(pod, started_at=started_at)
@@ -225,6 +226,7 @@ class Worker:
         if self._allocation is not None:
             self._s.allocator.forget(self._allocation)
             self._s.gate.job_ended()
+        self._ephemeral.close()
         self._s.agents.forget(self.uid)
         self._s.reporter.forget(self.uid)
         self.is_done = True
@@ -252,7 +254,7 @@ class Worker:
             self._s.allocator.hurry()
         return status.Facts(
             started_at=self._started_at or datetime.now(UTC),
-            waiting=self._launch.waiting,
+            waiting={**self._launch.waiting, **self._ephemeral.waiting},
             report=newest,
             allocation=state,
             job_id=self._allocation.job_id if self._allocation else "",

@@ -72,7 +72,7 @@ def resource(pod: v1.Pod, container: str, ref: v1.ResourceFieldSelector, *, allo
         errors.PodRefused: No such container or resource.
     """
     named = ref.container_name or container
-    found = next((c for c in pod.all_containers if c.name == named), None)
+    found = next((c for c in (*pod.all_containers, *pod.spec.ephemeral_containers) if c.name == named), None)
     if found is None:
         raise errors.PodRefused(f"resourceFieldRef names container '{named}', which the pod does not have")
     kind, _, name = ref.resource.partition(".")

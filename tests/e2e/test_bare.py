@@ -252,3 +252,25 @@ def test_exec_under_one_id(space: Namespace) -> None:
     same = "for n in /proc/1/ns/*; do [ $(readlink $n) = $(readlink /proc/self/ns/${n##*/}) ] || echo $n; done"
     found = space.kubectl("exec", "p", "--", "sh", "-c", f"id -u; id -g; echo mine > /e/file; {same}")
     assert found.splitlines() == ["1234", "77"]
+
+
+def test_debug_under_one_id(space: Namespace) -> None:
+    """In the processes of a root, of a user as the same, and of a user as root; another user is told why not."""
+    sleeps = "trap exit TERM; while :; do sleep 0.2; done"
+    for name, context in (("root", "{}"), ("user", "{runAsUser: 1234}")):
+        space.apply(pod(name, sleeps, context=context))
+    space.kubectl("wait", "pods", "--all", "--for=condition=Ready", "--timeout=90s")
+    debug = (f"--image={cluster.REGISTRY}/busybox:1", "--target=c", "-q")
+    for name, uid in (("root", "0"), ("user", "1234")):
+        space.kubectl("debug", name, *debug, "-c", "d", "--", "sh", "-c", "id -u; ps")
+        until(lambda name=name: "PID" in space.kubectl("logs", name, "-c", "d", code=None))  # type: ignore[misc]
+        found = space.kubectl("logs", name, "-c", "d")
+        assert found.splitlines()[0] == uid
+        assert sleeps in found
+    other = json.dumps({"securityContext": {"runAsUser": 5}})
+    cluster.shell(f"echo '{other}' > $HOME/other.json")
+    space.kubectl("debug", "root", *debug, "-c", "e", "--custom=/home/alice/other.json", "--", "true")
+    path = "jsonpath={.status.ephemeralContainerStatuses[1].state.terminated.message}"
+    until(lambda: space.kubectl("get", "pod", "root", "-o", path))
+    said = space.kubectl("get", "pod", "root", "-o", path)
+    assert said.startswith("Cannot share the processes of container c, whose user is 0, as user 5: a pod has one id")

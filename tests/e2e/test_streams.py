@@ -6,7 +6,6 @@ import json
 import secrets
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -226,18 +225,3 @@ def test_who_may_not_gets_nothing(pod: Pod) -> None:
         for header, code in ((f"Authorization: Bearer {token}", "403"), ("X: y", "401")):
             line = f"curl -sk -o /dev/null -w '%{{http_code}}' -X POST -H '{header}' {base}{path}"
             assert cluster.shell(line) == code, path
-
-
-@pytest.mark.destructive
-def test_a_kubelet_that_is_killed(pod: Pod) -> None:
-    """The client hears that it is over, soon; the exec'd program is gone, the pod is not, and exec works again."""
-    began = time.monotonic()
-    killing = "(sleep 3; scancel --signal=KILL --full $(squeue -h --me -n hpk -o %i)) & $K exec p -c c -- sleep 777"
-    done = pod.shell(killing, code=None)
-    assert done.returncode != 0
-    assert done.stderr
-    assert time.monotonic() - began < 40
-    cluster.run(cluster.HPK, "up", seconds=180)
-    until(lambda: pod.shell("$K exec p -c c -- echo fine", code=None).stdout == "fine\n")
-    assert pod.space.get("pod", "p")["status"]["containerStatuses"][0]["restartCount"] == 0
-    until(lambda: "sleep 777" not in pod.shell("$K exec p -c c -- ps -o args").stdout)

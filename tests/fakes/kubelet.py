@@ -70,8 +70,12 @@ def issue(name: str, *groups: str, issuer: Pair | None = None) -> Pair:
 class Reviews:
     """Refuses pods that are called bad, warns of others, and breaks on those that are called ugly."""
 
-    def review(self, kind: str, raw: dict[str, Any]) -> tuple[str | None, list[str]]:
+    def review(
+        self, kind: str, raw: dict[str, Any], *, old: dict[str, Any] | None = None
+    ) -> tuple[str | None, list[str]]:
         """As :class:`hpk.node.reviewer.Reviewer`."""
+        if old is not None:
+            return "no such change", []
         if raw["metadata"]["name"] == "ugly":
             raise RuntimeError(kind)
         return ("no such thing", []) if raw["metadata"]["name"] == "bad" else (None, [f"a {kind}"])

@@ -78,6 +78,7 @@ class Kubelet:
         self.heard: list[tuple[str, Any]] = []
         self.news = asyncio.Event()
         self.wishes: asyncio.Queue[client.Terminate] = asyncio.Queue()
+        self.starts: asyncio.Queue[Any] = asyncio.Queue()
         self.server: server.LinkServer
         self.clock: Callable[[], float] = time.time
         self._clients: list[client.LinkClient] = []
@@ -119,6 +120,7 @@ class Kubelet:
             key=key,
             on_terminate=self.wishes.put_nowait,
             on_session=serve,
+            on_start=self.starts.put_nowait,
             on_clock=on_clock,
         )
         made.start()

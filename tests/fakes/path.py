@@ -86,6 +86,7 @@ class FakePreparer:
     def __init__(self) -> None:
         self.errors: list[errors.HpkError] = []
         self.asked = 0
+        self.asked_for: list[str] = []
         self.held: dict[str, asyncio.Event] = {}
 
     async def prepare(self, pod: Any, **_: Any) -> prepare.Ready:
@@ -97,18 +98,34 @@ class FakePreparer:
         plan: Any = {"containers": [], "uid": pod.metadata.uid}
         return prepare.Ready(work=model.Work(plan=plan, job=None), script="#!/bin/sh\n", images={})  # type: ignore[arg-type]
 
+    async def prepare_ephemeral(self, _pod: Any, container: Any, **_: Any) -> Any:
+        self.asked_for.append(container.name)
+        if held := self.held.get(container.name):
+            await held.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        return {"name": container.name}
+
 
 class FakeLine:
-    """The link: who was asked to end."""
+    """The link: who was asked to end, and which containers to start."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []
+        self.started: list[str] = []
+        self.why_not = ""
         self.reasons: list[str] = []
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
         self.reasons.append(reason)
         self.asked.append((uid, grace_seconds))
         return True
+
+    def start_container(self, uid: str, plan: Any) -> None:
+        assert uid
+        if self.why_not:
+            raise errors.AgentUnavailable(self.why_not)
+        self.started.append(plan["name"])
 
 
 class World:
@@ -136,6 +153,7 @@ class World:
             services.Services(
                 find=self.pods.informer.objects.get,
                 listen=self.pods.listen,
+                beside=self.pods.beside,
                 cluster=lambda: admit.Cluster(name="hpk"),
                 preparer=preparer,
                 allocator=self.allocator,

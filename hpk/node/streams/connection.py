@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 LOG = structlog.get_logger(__name__)
 
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 512 << 10
 """Of a data frame that we send; the client must take a frame whole before it sees the next."""
 
 

@@ -25,7 +25,7 @@ MOST_UNSENT_BYTES = 512 << 10
 """That wait to be sent before senders must wait."""
 MOST_UNASKED_BYTES = 1 << 20
 """The same for answers to a client (to its pings, say) that reads none of them: beyond it, it is cut off."""
-READ_BYTES = 256 << 10
+READ_BYTES = 512 << 10
 """Handed on at a time."""
 PART_BYTES = 96
 """What a part costs besides its bytes: a client that sends one byte at a time must not get a hundred times its due."""
@@ -224,7 +224,7 @@ class Inbox:
         self._parts.clear()
 
     async def read(self) -> bytes:
-        """Some bytes, about ``READ_BYTES`` at most; none at the end."""
+        """Some bytes, ``READ_BYTES`` at most unless they came as one part; none at the end."""
         while not self._parts:
             if self._is_over:
                 return b""
@@ -235,7 +235,7 @@ class Inbox:
             self._carrier.release(len(first) + PART_BYTES)
             return first
         taken, count = [first], len(first)
-        while self._parts and count < READ_BYTES:
+        while self._parts and count + len(self._parts[0]) <= READ_BYTES:
             taken.append(self._parts.popleft())
             count += len(taken[-1])
         self._carrier.release(count + PART_BYTES * len(taken))

@@ -46,6 +46,7 @@ class Bench:
         self.directory = directory
         self.began: list[str] = []
         self.broken: set[str] = set()
+        self.neighbours: dict[str, str] = {}
         self.processes: dict[str, int] = {}
         self.pod: pod.Pod
         self.all: pod.Surroundings
@@ -79,10 +80,12 @@ class Bench:
         self._tasks = [asyncio.create_task(self.pod.live()), asyncio.create_task(reporter.run())]
         return self._tasks[0]
 
-    def begin(self, _all: object, plan: Any, number: int) -> runs.Run | Exception:
+    def begin(self, _all: object, plan: Any, number: int, *, neighbour: runs.Run | None = None) -> runs.Run | Exception:
         """In place of crun: a starter that ends at once, and the script as the container's process."""
         name = plan["name"]
         self.began.append(name)
+        if neighbour:
+            self.neighbours[name] = neighbour.container["name"]
         if name in self.broken:
             return OSError("no such image")
         directory = self.directory / f"{name}-{number}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpk import errors
 from hpk.link import client
 from tests.fakes import link
 
@@ -116,6 +117,30 @@ async def test_a_new_stream_of_a_pod_replaces_the_old(kubelet: link.Kubelet) -> 
     async with asyncio.timeout(link.TIMEOUT):
         await kubelet.wishes.get()
     assert ("disconnected", "pod-1") not in kubelet.heard
+
+
+async def test_a_container_s_plan_reaches_the_agent_byte_for_byte(kubelet: link.Kubelet) -> None:
+    """What is not UTF-8 in its environment too; nobody on the line is said so."""
+    plan: Any = {"name": "d", "env": [["K", b"\xff\xfe".decode("utf-8", "surrogateescape")], ["U", "\u65e5"]]}
+    with pytest.raises(errors.AgentUnavailable, match="not connected now"):
+        kubelet.server.start_container("pod-1", plan)
+    kubelet.dial("pod-1")
+    await kubelet.until(("connected", "pod-1"))
+    kubelet.server.start_container("pod-1", plan)
+    async with asyncio.timeout(link.TIMEOUT):
+        assert await kubelet.starts.get() == plan
+
+
+async def test_an_agent_of_an_older_protocol_is_sent_no_container(
+    kubelet: link.Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would pass the message over in silence."""
+    monkeypatch.setattr(client, "PROTOCOL", 2)
+    kubelet.dial("pod-1")
+    await kubelet.until(("connected", "pod-1"))
+    plan: Any = {"name": "d"}
+    with pytest.raises(errors.AgentUnavailable, match="from before ephemeral containers; recreate the pod"):
+        kubelet.server.start_container("pod-1", plan)
 
 
 @pytest.mark.parametrize(("skew", "told"), [(-120.0, 120.0), (120.0, -120.0), (0.5, 0.0)])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from google.protobuf import message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from hpk.link import client, link_pb2, opener, peer, sessions, wire
 from tests.fakes import link
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 UID = "pod-1"
@@ -181,6 +182,53 @@ async def test_a_request_arrives_as_it_was_made(kubelet: link.Kubelet, agent: Ag
 def test_requests_survive_the_wire(request_: sessions.Request) -> None:
     """Whatever is asked for is what the agent reads."""
     assert wire.request(wire.open_message("s", request_)) == request_
+
+
+DATA = st.builds(sessions.Data, st.integers(0, 2**32 - 1), st.binary(min_size=1, max_size=300))
+
+
+@given(DATA)
+def test_data_is_what_protobuf_makes_of_it(data: sessions.Data) -> None:
+    """Byte for byte, so that an agent of another version reads it; and what protobuf wrote is read."""
+    inner = link_pb2.Data(channel=data.channel, data=data.data)
+    for codec, kind in ((wire.FROM_AGENT, link_pb2.FromAgent), (wire.TO_AGENT, link_pb2.ToAgent)):
+        raw = kind(data=inner).SerializeToString()
+        assert codec.dump(data) == raw
+        assert codec.load(raw) == data
+
+
+@given(DATA, st.integers(0, 320), st.binary(max_size=20))
+def test_no_bytes_are_taken_for_other_data(data: sessions.Data, at: int, other: bytes) -> None:
+    """Damaged, cut, or with fields of a newer program: read as protobuf reads it, or refused as by protobuf."""
+    whole = wire.FROM_AGENT.dump(data)
+    for raw in (whole[:at], whole[:at] + other + whole[at:], whole[:at] + other + whole[at + len(other) :]):
+        try:
+            wanted = link_pb2.FromAgent.FromString(raw)
+        except message.DecodeError:
+            with pytest.raises(message.DecodeError):
+                wire.FROM_AGENT.load(raw)
+            continue
+        found = wire.FROM_AGENT.load(raw)
+        if isinstance(found, sessions.Data):
+            assert (found.channel, found.data) == (wanted.data.channel, wanted.data.data)
+        else:
+            assert found == wanted
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 1 << 14, sessions.CHUNK])
+def test_data_of_every_size(size: int) -> None:
+    """Lengths take one to several bytes."""
+    data = sessions.Data(1, bytes(size))
+    assert wire.FROM_AGENT.load(wire.FROM_AGENT.dump(data)) == data
+    assert link_pb2.FromAgent.FromString(wire.FROM_AGENT.dump(data)).data.data == data.data
+
+
+def test_other_messages_pass_the_codec() -> None:
+    """Ends, sizes, and an agent's first word."""
+    for event in (sessions.Closed(1), sessions.Ended(exit_code=3), sessions.Ended(error="e", reason="R")):
+        assert wire.event(wire.FROM_AGENT.load(wire.FROM_AGENT.dump(wire.from_agent(event)))) == event
+    resize = link_pb2.ToAgent(resize=link_pb2.Resize(width=3, height=4))
+    assert wire.TO_AGENT.load(wire.TO_AGENT.dump(resize)) == resize
 
 
 def test_what_a_newer_end_says_is_not_misread() -> None:
@@ -373,8 +421,8 @@ async def test_an_agent_cannot_take_another_pod_s_session(kubelet: link.Kubelet,
     refused = asyncio.Event()
     real = peer.Sessions._run
 
-    async def run(self: peer.Sessions, stub: object, wish: link_pb2.Open) -> None:
-        await real(self, stub, link_pb2.Open(session="name", exec=wish.exec))
+    async def run(self: peer.Sessions, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
+        await real(self, dial, link_pb2.Open(session="name", exec=wish.exec))
         refused.set()
 
     other._sessions._run = run.__get__(other._sessions)  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -239,6 +240,36 @@ async def test_a_slow_client_costs_bounded_memory(world: World, monkeypatch: pyt
         assert len(await response.content.read()) == 4001 * 8192
 
 
+@pytest.mark.parametrize("said", [b"", b"GET /pods HT", b"GET /pods HTTP/1.1\r\nHost: x\r\nX: "])
+async def test_who_asks_nothing_is_hung_up_on(tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reaches the port may connect: a request that never comes, or never ends, holds no connection for long."""
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.1)
+    world = World(tmp_path)
+    async with world.server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.port, ssl=world.trust())
+        writer.write(said)
+        async with asyncio.timeout(1.5):
+            assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("header", [b"X-%d: y\r\n", b"X: " + b"y" * 1000 + b"%d"])
+async def test_endless_headers_are_refused(world: World, header: bytes) -> None:
+    """Before anybody has proved who they are nothing large is taken in, as one header or as many."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.server.port, ssl=world.trust())
+    writer.write(b"GET /pods HTTP/1.1\r\n")
+    answer = asyncio.create_task(reader.readline())
+    sent = 0
+    while sent < 1 << 20 and not answer.done():
+        writer.write(header % sent)
+        sent += len(header)
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        await asyncio.sleep(0)
+    assert b" 400 " in await answer
+    writer.transport.abort()
+
+
 @pytest.mark.parametrize(
     ("name", "response"),
     [
@@ -260,6 +291,15 @@ async def test_reviews_are_answered_as_the_api_server_wants(world: World, name: 
         made = await answer.json()
     assert (made["apiVersion"], made["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert made["response"] == response
+
+
+async def test_a_change_is_reviewed_with_what_it_replaces(world: World) -> None:
+    """Of a pod that gets an ephemeral container both are needed."""
+    asked = review_of("good")
+    asked["request"]["oldObject"] = asked["request"]["object"]
+    async with world.apiserver().post("/admission", json=asked) as answer:
+        made = await answer.json()
+    assert made["response"]["status"]["message"] == "no such change"
 
 
 async def test_only_the_api_server_may_ask_for_a_review(world: World) -> None:

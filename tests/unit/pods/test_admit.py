@@ -37,7 +37,7 @@ def refusal(pod: Any) -> errors.PodRefused:
         (raw({"securityContext": {"privileged": True}}), "privileged"),
         (raw(volumes=[{"name": "d", "iscsi": {"iqn": "x"}}]), "spec.volumes[0].iscsi"),
         (raw(hostPID=True), "spec.hostPID"),
-        (raw(shareProcessNamespace=True), "spec.shareProcessNamespace"),
+        (raw(hostIPC=True), "spec.hostIPC"),
         (raw({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}}}), "Localhost"),
         (raw(annotations={"slurm.hpk.io/flag": "-p main"}), "did you mean slurm.hpk.io/flags"),
         (raw(annotations={"slurm.hpk.io/mpi-flags": "x"}), "slurm.hpk.io/mpi-flags is not supported"),
@@ -75,6 +75,10 @@ ONE_ID = dataclasses.replace(CLUSTER, has_subordinate_ids=False)
                 initContainers=[{"name": "i", "image": "i", "securityContext": {"runAsUser": 0}}],
             ),
             "securityContext.runAsUser 0 and 1000 in one pod",
+        ),
+        (
+            raw(shareProcessNamespace=True, securityContext={"runAsUser": 1000}),
+            "spec.shareProcessNamespace as a user other than 0",
         ),
     ],
 )

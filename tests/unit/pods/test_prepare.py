@@ -223,3 +223,60 @@ async def test_pull_secrets_reach_the_registry_client(world: World) -> None:
         world.api.put(f"{NAMESPACE}/secrets/{name}", {"metadata": {"name": name}, "data": data})
     await world.once(imagePullSecrets=[{"name": "one"}, {"name": "two"}, {"name": "missing"}])
     assert world.store.asked[0][2] == {"auths": {"reg": {"auth": "Zmlyc3Q="}, "one": {}, "two": {}}}
+
+
+async def ephemeral(world: World, container: dict[str, Any], **spec: Any) -> Any:
+    """The plan of an ephemeral container of a pod whose own needs cannot be met any more."""
+    own = {"name": "c", "image": "reg/gone:1", "envFrom": [{"secretRef": {"name": "gone"}}]}
+    volumes = [{"name": "v", "emptyDir": {}}, {"name": "w", "secret": {"secretName": "gone"}}]
+    raw = {"name": "d", "image": "reg/a:1", **container}
+    meta = {"name": "p", "namespace": "ns", "uid": "u", "labels": {"a": "b"}}
+    pod = v1.pod(
+        {"metadata": meta, "spec": {"containers": [own], "volumes": volumes, "ephemeralContainers": [raw], **spec}}
+    )
+    (one,) = pod.spec.ephemeral_containers
+    return await world.preparer.prepare_ephemeral(pod, one, cluster=CLUSTER, attempts=world.attempts)
+
+
+async def test_an_ephemeral_container_is_made_ready_by_itself(world: World) -> None:
+    """Its own image, Secrets and mounts; what the pod needed once is not asked for again."""
+    secret = {"metadata": {"name": "s"}, "data": {"K": base64.b64encode(b"v").decode()}}
+    world.api.put(f"{NAMESPACE}/secrets/s", secret)
+    env: list[dict[str, Any]] = [{"name": "L", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a']"}}}]
+    env.append({"name": "C", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}})
+    plan = await ephemeral(
+        world,
+        {
+            "targetContainerName": "c",
+            "envFrom": [{"secretRef": {"name": "s"}}],
+            "env": env,
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+            "stdin": True,
+            "tty": True,
+        },
+        restartPolicy="Always",
+    )
+    assert (plan["kind"], plan["target"], plan["restart_policy"]) == ("ephemeral", "c", "Never")
+    assert (plan["tty"], plan["stdin"], plan["image_id"]) == (True, True, "id of reg/a:1")
+    assert [value for value in plan["env"] if value[0] in "KLC"] == [["K", "v"], ["L", "b"], ["C", "8"]]
+    assert [mount["path"] for mount in plan["mounts"]] == ["/v"]
+    assert [name for name, _, _ in world.store.asked] == ["reg/a:1"]
+
+
+@pytest.mark.parametrize(
+    ("container", "reason", "words"),
+    [
+        ({"envFrom": [{"secretRef": {"name": "no"}}]}, "CreateContainerConfigError", 'secret "no" not found'),
+        ({"securityContext": {"runAsNonRoot": True}}, "CreateContainerConfigError", "image will run as root"),
+        ({"image": "reg/bad:1"}, "ErrImagePull", "no such image"),
+    ],
+)
+async def test_what_an_ephemeral_container_lacks_is_said(
+    world: World, container: dict[str, Any], reason: str, words: str
+) -> None:
+    """In the kubelet's words, as for others."""
+    world.store.errors["reg/bad:1"] = [errors.ImageRefused("no such image")]
+    with pytest.raises(prepare.NotReady) as caught:
+        await ephemeral(world, container)
+    assert caught.value.waiting["d"][0] == reason
+    assert words in caught.value.waiting["d"][1]

@@ -158,3 +158,16 @@ async def test_what_sbatch_told_one_pod_the_controllers_next_ones_hear_at_once()
             raise errors.JobRefused(slurm.REFUSALS["account"])
     assert reviewer.review("Pod", raw("--account=no", owned=True)) == (slurm.REFUSALS["account"], [])
     assert reviewer.review("Pod", raw(owned=True)) == (None, [])
+
+
+def test_an_ephemeral_container_is_refused_by_name_before_it_is_there() -> None:
+    """One that is there already, and cannot be taken away, keeps no other out."""
+    bad = {"name": "bad", "image": "i", "securityContext": {"privileged": True}}
+    worse = {"name": "worse", "image": "i", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]}
+    good = {"name": "good", "image": "i"}
+    refusal, _ = reviews().review("Pod", raw(ephemeralContainers=[bad]), old=raw())
+    assert refusal
+    assert "container bad: securityContext.privileged" in refusal
+    assert reviews().review("Pod", raw(ephemeralContainers=[bad, good]), old=raw(ephemeralContainers=[bad]))[0] is None
+    refusal, _ = reviews().review("Pod", raw(ephemeralContainers=[bad, worse]), old=raw(ephemeralContainers=[bad]))
+    assert refusal == "spec.ephemeralContainers[1].volumeDevices is not supported"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from hpk.kube import v1
@@ -239,6 +240,37 @@ def test_a_pod_whose_job_was_requeued_says_so() -> None:
         told = report({"c": record("terminated")}, finished_at=T0, ended=ended)
         wanted = made(pod(), report=told, allocation=queued, is_over=True)
         assert (wanted["phase"], wanted["message"]) == ("Failed", message)
+
+
+def test_ephemeral_containers_are_told_and_change_nothing_else() -> None:
+    """Waiting with their own reason, running, or failed: phase and conditions are those of the pod without them."""
+    bare = pod(inits=("i",))
+    extra = [v1.EphemeralContainer(name=name, image="e") for name in ("d", "w")]
+    one = msgspec.structs.replace(bare, spec=msgspec.structs.replace(bare.spec, ephemeral_containers=extra))
+    records_ = {"i": record("terminated"), "c": record("terminated"), "d": record("terminated", code=5, image_id="e@1")}
+    facts = status.Facts(
+        started_at=NOW,
+        report=report(records_, finished_at=T0 + 2),
+        is_over=True,
+        waiting={"w": ("CreateContainerError", "why")},
+    )
+    made = status.status(one, facts, now=NOW)
+    failed, waits = made.pop("ephemeralContainerStatuses")
+    assert (failed["state"]["terminated"]["exitCode"], failed["imageID"], failed["ready"]) == (5, "e@1", False)
+    assert waits["state"] == {"waiting": {"reason": "CreateContainerError", "message": "why"}}
+    plain = status.status(bare, facts, now=NOW)
+    assert plain.pop("ephemeralContainerStatuses") is None
+    assert made == plain
+    assert made["phase"] == "Succeeded"
+
+
+def test_an_ephemeral_container_does_not_wait_for_init_containers() -> None:
+    """So it does not say that it does."""
+    bare = pod(inits=("i",))
+    spec = msgspec.structs.replace(bare.spec, ephemeral_containers=[v1.EphemeralContainer(name="d")])
+    facts = status.Facts(started_at=NOW, report=report({"i": record("running"), "c": record("waiting")}))
+    (made,) = status.status(msgspec.structs.replace(bare, spec=spec), facts, now=NOW)["ephemeralContainerStatuses"]
+    assert made["state"]["waiting"]["reason"] == "ContainerCreating"
 
 
 def test_a_pod_that_took_too_much_of_the_disk_says_so() -> None:

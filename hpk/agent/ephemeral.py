@@ -1,0 +1,99 @@
+"""A container that a user adds to a running pod, to look at the others (``kubectl debug``): it runs once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING
+
+from hpk import jobdir
+from hpk.agent import container, runs
+
+if TYPE_CHECKING:
+    from hpk import records
+    from hpk.agent import pod
+
+
+class Ephemeral(container.Container):
+    """As another, but its image comes late, and it may share the processes of a container that is not there yet."""
+
+    def __init__(
+        self,
+        plan: records.ContainerPlan,
+        *,
+        surroundings: pod.Surroundings,
+        target: container.Container | None = None,
+    ) -> None:
+        """Know what to run.
+
+        Args:
+            plan: Its restart policy is Never; it has no probes and no hooks.
+            surroundings: Of the pod.
+            target: Whose processes it shares.
+        """
+        super().__init__(plan, surroundings=surroundings)
+        self._target = target
+
+    async def live(self) -> bool:
+        """Run once, when all that it needs is there; whether that succeeded."""
+        try:
+            begun = await self._begin()
+        except BaseException:
+            self.is_done.set()
+            raise
+        if begun is None:
+            self.is_done.set()
+            return False
+        self.adopt(begun)
+        return await super().live()
+
+    async def _begin(self) -> runs.Run | Exception | None:
+        """Ask crun for it; None if the pod ends before."""
+        try:
+            await self._mount()
+        except OSError as error:
+            return error
+        while self._target is not None and self._target.run is None:
+            if self._target.is_done.is_set():
+                name = self._target.plan["name"]
+                return ValueError(f"Cannot share the processes of container {name}: it has ended")
+            await self._wait_for(self._target)
+            if self._wants_stop.is_set():
+                return None
+        if self._wants_stop.is_set():
+            return None
+        return container.begin(self._all, self.plan, 0, neighbour=self._target.run if self._target else None)
+
+    async def _mount(self) -> None:
+        """Mount the image, which the pod may not have had.
+
+        Raises:
+            OSError: It is not in sight, or no process can be had.
+        """
+        file, offset = self.plan["image_file"], self.plan["image_offset"]
+        box = self._all.box
+        if file.startswith(jobdir.SANDBOX_HOST + "/") and not os.path.exists(file):  # noqa: ASYNC240 - one look
+            raise FileNotFoundError(
+                f"Cannot see the image {self.plan['image']} in this pod, which has no path of its node's"
+                " (a hostPath volume, or an image that is a SIF file)"
+            )
+        async with self._all.mounting:  # two may need the same image
+            since = time.monotonic()
+            box.images.start(file, offset=offset)
+            if process := box.images.started(file, offset=offset):
+                status = await self._all.reaper.wait(process, since=since)
+                box.images.settled(file, offset=offset, status=status)
+
+    async def _wait_for(self, target: container.Container) -> None:
+        """Wait until it runs, will not run, or the pod ends; and say so."""
+        name = target.plan["name"]
+        why = f"Cannot share the processes of container {name} yet: it is not running"
+        self.record.update({"reason": "CreateContainerError", "message": why})
+        self._all.reporter.changed()
+        tasks = [asyncio.create_task(event.wait()) for event in (target.is_up, target.is_done, self._wants_stop)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()

@@ -1,0 +1,69 @@
+"""The first process of the PID namespace that a pod's containers share."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpk.agent import linux, pause, runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for another process."""
+    limit = time.monotonic() + 1.5
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+
+
+def test_it_holds_nothing_and_only_sigkill_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm sends SIGTERM to every process of a job; a descriptor of the agent's would outlive its owner."""
+    monkeypatch.setattr(linux, "unshare", lambda _flags: None)
+    monkeypatch.setenv("SECRET", "x")
+    command = pause.command
+    code = "import sys; sys.path.append({!r}); from hpk.agent import pause; pause._hide = lambda: None; pause.rest({})"
+    monkeypatch.setattr(pause, "command", lambda told: [*command(told)[:-1], code.format(pause._LIBRARY, told)])
+    process = pause.begin()
+    directory = Path(f"/proc/{process}")
+    try:
+        until(lambda: not list((directory / "fd").iterdir()))
+        until(lambda: (directory / "stat").read_text().split(")")[1].split()[0] == "S")
+        for number in (15, 10, 2, 1):
+            os.kill(process, number)
+        assert (directory / "stat").read_text().split(")")[1].split()[0] == "S"
+        assert (directory / "environ").read_bytes() == b""
+    finally:
+        os.kill(process, 9)
+    until(lambda: not directory.exists() or (directory / "stat").read_text().split(")")[1].split()[0] == "Z")
+
+
+def test_one_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a failure of the sandbox, not as a process id."""
+    monkeypatch.setattr(linux, "unshare", lambda _flags: None)
+    monkeypatch.setattr(pause, "command", lambda _told: ["/bin/false"])
+    with pytest.raises(OSError, match="PID namespace that the pod's containers share"):
+        pause.begin()
+
+
+def test_a_run_of_such_a_pod_is_in_its_namespace(tmp_path: Path) -> None:
+    """Held by descriptors, and known to leave processes behind; other pods' runs have their own."""
+    plan: Any = {"name": "c"}
+    run = runs.Run(plan, 0, directory=str(tmp_path), root_directory=str(tmp_path))
+    box: Any = SimpleNamespace(pause=0)
+    assert runs._neighbour(box, run, None) is None
+    assert not run.shares_processes
+    box.pause = os.getpid()
+    found = runs._neighbour(box, run, None)
+    assert found
+    assert Path(found.processes).readlink() == Path("/proc/self/ns/pid").readlink()
+    assert run.shares_processes
+    for descriptor in run.held:
+        os.close(descriptor)
