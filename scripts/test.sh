@@ -28,12 +28,6 @@ apart() { # the lane that runs beside the machine's own cluster
   attempt 'site argo' tests/site/site argo
   cluster_tests cluster tests/e2e/test_argo.py
   cluster_tests destructive tests/site tests/e2e
-  # The same program on a site that prepared nothing: the profile's own promises, pods, the ways to them, and where
-  # all that it keeps may lie.
-  disks=tests/e2e/test_disks.py
-  SITE_PROFILE=bare cluster_tests cluster tests/site/test_site_bare.py tests/e2e/test_bare.py \
-    tests/e2e/test_containment.py $disks::TestScratch::test_each_directory_can_be_moved \
-    $disks::test_a_control_plane_whose_node_dies_comes_back_elsewhere
 }
 
 HPK_UNIT_SECONDS=${HPK_UNIT_SECONDS:-30} attempt check scripts/check.sh
@@ -48,6 +42,13 @@ export -f attempt cluster_tests apart
 tests/site/apart tests bash -c apart >build/test-apart.log 2>&1 &
 lane=$!
 cluster_tests 'cluster and not destructive' --ignore tests/e2e/test_argo.py tests/site tests/e2e
+# The same program on a site that prepared nothing: the profile's own promises, pods, the ways to them, and where all
+# that it keeps may lie.
+disks=tests/e2e/test_disks.py
+SITE_PROFILE=bare cluster_tests cluster tests/site/test_site_bare.py tests/e2e/test_bare.py \
+  tests/e2e/test_containment.py $disks::TestScratch::test_each_directory_can_be_moved \
+  $disks::test_a_control_plane_whose_node_dies_comes_back_elsewhere
+attempt 'site up' tests/site/site up
 wait "$lane" || echo "the second cluster (exit code $?)" >>"$failures"
 lane=
 cat build/test-apart.log
