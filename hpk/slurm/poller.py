@@ -1,9 +1,9 @@
 """One batched squeue feeds everybody: slurmctld is shared by hundreds of users.
 
-After an answer with news it asks again in ``poll_seconds``; without news twice as long each time, up to a minute
-where all jobs run (their agents tell of themselves) and half a minute where one waits.  A squeue is two calls of
-slurmctld, so that is one call in 15 s at most, however many jobs there are.  Who has a reason (an agent that fell
-silent, a job that was just cancelled) asks for an earlier answer; such wishes are joined, and two questions
+After an answer with news of a watched job it asks again in ``poll_seconds``; without any, twice as long each time, up
+to a minute where all jobs run (their agents tell of themselves) and half a minute where one waits.  A squeue is two
+calls of slurmctld, so that is one call in 15 s at most, however many jobs there are.  Who has a reason (an agent that
+fell silent, a job that was just cancelled) asks for an earlier answer; such wishes are joined, and two questions
 are never less than a second apart.  Silence says nothing: a job is gone only if squeue *answered* a question
 that was asked after somebody began to care about the job, and did not name it.
 """
@@ -190,8 +190,7 @@ class Poller:
             self._backoff.succeeded()
             self._not_before = asked_at + MIN_SPACING_SECONDS
             before, self.snapshot = self.snapshot, Snapshot(asked_at=asked_at, answered_at=time.time(), jobs=jobs)
-            self._tell(before)
-            self._rest(has_news=before is None or before.jobs != jobs)
+            self._rest(has_news=self._tell(before))
             if self._due_at == planned_at:  # nobody wished for an earlier one meanwhile
                 self._due_at = asked_at + self._pause_seconds
         async with self._answered:
@@ -218,17 +217,21 @@ class Poller:
         self._not_before = self._clock() + max(pause, MIN_SPACING_SECONDS)
         return round(pause, 1)
 
-    def _tell(self, before: Snapshot | None) -> None:
+    def _tell(self, before: Snapshot | None) -> bool:
+        """Tell those for whom the answer has news; whether there was any, or will be.  Of unwatched jobs there is none."""
         assert self.snapshot is not None
         old = before.jobs if before else {}
+        has_news = False
         for job_id, watches in list(self._watches.items()):
             job = self.snapshot.jobs.get(job_id)
             for watch in list(watches):
                 if job is None and self.snapshot.asked_at < watch.since:
-                    continue  # the question is older than the watch: absence proves nothing
+                    has_news = True  # the question is older than the watch: absence proves nothing, the next one will
+                    continue
                 if not watch.told or job != old.get(job_id):
-                    watch.told = True
+                    watch.told = has_news = True
                     watch.changed()
+        return has_news
 
 
 @dataclass(eq=False, kw_only=True)

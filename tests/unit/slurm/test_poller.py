@@ -71,6 +71,21 @@ async def test_at_rest_it_asks_seldom(clock: Time, queued: int, questions: int) 
     assert source.asked - before == questions
 
 
+async def test_jobs_that_nobody_watches_are_no_news(clock: Time) -> None:
+    """The user's own come and go, and Slurm forgets a hundred pods that ended one by one: it asks as seldom."""
+    source = fake.FakeSource([RUNNING])
+    polling = make(source, clock)
+    polling.watch("1", lambda: None)
+    task = asyncio.create_task(polling.run())
+    await clock.advance(100)
+    before = source.asked
+    for minute in range(10):
+        source.answer = [RUNNING, dataclasses.replace(DONE, id=f"other-{minute}")]
+        await clock.advance(60)
+    task.cancel()
+    assert source.asked - before == 10
+
+
 async def test_after_news_it_asks_again_in_the_usual_time(clock: Time) -> None:
     """What has changed may change again."""
     source = fake.FakeSource([RUNNING])
