@@ -218,7 +218,7 @@ class Poller:
         return round(pause, 1)
 
     def _tell(self, before: Snapshot | None) -> bool:
-        """Tell those for whom the answer has news; whether there was any, or will be.  Of unwatched jobs there is none."""
+        """Tell those for whom the answer has news; whether there was any, or will be.  Unwatched jobs make none."""
         assert self.snapshot is not None
         old = before.jobs if before else {}
         has_news = False
