@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240, func_only=True)]
 DEADLINE_SECONDS = 12
+SLACK_SECONDS = 15
 POD = """
     apiVersion: v1
     kind: Pod
@@ -95,8 +96,8 @@ def test_pods_on_a_node_whose_clock_is_off(space: Namespace, ahead: int) -> None
         until(lambda: is_ready(space, "p") and is_ready(space, "again") and container(space, "again")["restartCount"])
         uid = space.get("pod", "p")["metadata"]["uid"]
         report = json.loads(cluster.shell(f"cat ~/.hpk/pods/{uid}/report.json"))
-        assert report["clock_ahead_seconds"] == pytest.approx(ahead, abs=5)
-        assert "tick" in space.kubectl("logs", "p", "--since=5s")
+        assert report["clock_ahead_seconds"] == pytest.approx(ahead, abs=SLACK_SECONDS)
+        assert "tick" in space.kubectl("logs", "p", f"--since={SLACK_SECONDS}s")
         assert space.kubectl("exec", "p", "--", "echo", "here") == "here\n"
 
         last = container(space, "again")["lastState"]["terminated"]
@@ -111,13 +112,15 @@ def test_pods_on_a_node_whose_clock_is_off(space: Namespace, ahead: int) -> None
         late = space.get("pod", "late")["status"]
         assert late["reason"] == "DeadlineExceeded"
         ended = late["containerStatuses"][0]["state"]["terminated"]
-        assert -1 <= at(ended["finishedAt"]) - at(late["startTime"]) - DEADLINE_SECONDS < 6
+        assert -SLACK_SECONDS <= at(ended["finishedAt"]) - at(late["startTime"]) - DEADLINE_SECONDS < SLACK_SECONDS
 
-        until(lambda: space.get("job", "fails").get("status", {}).get("failed") == 2, seconds=60)
+        # The pause between the Job's pods is ten seconds; with a finishedAt of two minutes later it would be 130.
+        until(lambda: space.get("job", "fails").get("status", {}).get("failed") == 2, seconds=110)
         told = [space.get("pod", name)["status"] for name in ("p", "again", "late")]
         told += json.loads(space.kubectl("get", "events", "-o", "json"))["items"]
-        now = time.time() + 2
-        assert [one for one in told if any(not began_at - 2 <= moment <= now for moment in times(one))] == []
+        # What a busy machine takes to connect an agent is all that its clock may still be off.
+        first, last_moment = began_at - SLACK_SECONDS, time.time() + SLACK_SECONDS
+        assert [one for one in told if any(not first <= moment <= last_moment for moment in times(one))] == []
         space.kubectl("delete", "pod", "p", "again", "--timeout=30s")
 
 
