@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Namespace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240, func_only=True)]
-DEADLINE_SECONDS = 12
+DEADLINE_SECONDS = 25
 SLACK_SECONDS = 15
 POD = """
     apiVersion: v1
