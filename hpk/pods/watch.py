@@ -68,7 +68,12 @@ class Pods:
         """Have something done for a pod that its rounds do not wait for; a round follows its end."""
         if self._group is None:
             raise RuntimeError("Pods.run was not called")
-        return self._group.create_task(self._guarded(uid, work), name=f"beside pod {uid}")
+        guarded = self._guarded(uid, work)
+        try:
+            return self._group.create_task(guarded, name=f"beside pod {uid}")
+        except RuntimeError:  # all is being stopped
+            guarded.close()
+            raise
 
     async def _guarded(self, uid: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.destructive, pytest.mark.timeout(400)]
 
 AWAY_SECONDS = 30
+SLURM_STATE = "/var/spool/slurm/ctld/job_state"
 API_AWAY_SECONDS = 60
 STUBBORN = "trap '' TERM; while :; do sleep 1; done"
 ENDLESS = "trap exit TERM; while :; do sleep 0.2; done"
@@ -90,6 +91,9 @@ def test_slurmctld_is_away_for_half_a_minute(space: conftest.Namespace) -> None:
     space.apply(pods.counted("through", ENDLESS, restartPolicy="Always"))
     space.apply(pods.counted("ends", "sleep 10; exit 3"))
     jobs = running(space, "through", "ends")
+    # It writes jobs down some seconds late, and has those killed that it cannot remember.
+    began = float(cluster.shell("date +%s.%N"))
+    until(lambda: float(cluster.shell(f"stat -c %.9Y {SLURM_STATE}", user="root")) > began)
     cluster.run("pkill", "-KILL", "-x", "slurmctld", user="root")
     away = time.monotonic()
     space.apply(pods.counted("new", "sleep 1"))
