@@ -20,9 +20,9 @@ for file in /etc/ssl/certs /usr/local/share/ca-certificates /etc/resolv.conf /et
   /etc/apt/sources.list.d "$HOME/.config/pip" "$HOME/.config/go"; do
   [ ! -e "$file" ] || { mkdir -p "$root/${file%/*}" && cp -a -T "$file" "$root/$file"; }
 done
-mkdir -p "$root/work" "$root$go" "$root/old"
-git clone --quiet "$tree" "$root/work/main"
-[ ! -d "$tree/../shared" ] || cp -a "$tree/../shared" "$root/work/shared"
+mkdir -p "$root/srv" "$root$go" "$root/old"
+git clone --quiet "$tree" "$root/srv/main"
+[ ! -d "$tree/../shared" ] || cp -a "$tree/../shared" "$root/srv/shared"
 
 inside='
 set -e
@@ -37,7 +37,7 @@ mount --bind "$go" "$root$go"
 cd "$root"
 pivot_root . old
 umount -l /old
-cd /work/main
+cd /srv/main
 exec env -i HOME=/root SITE_APART=cold PATH="$go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
   bash -c "time .ci/run"'
 unshare --mount --pid --fork --kill-child --propagation private bash -c "$inside" cold "$root" "$go"
