@@ -234,12 +234,7 @@ class Container:
                 await self._is_running_or_done()  # starting takes moments; then it is killed
 
     async def _is_running_or_done(self) -> None:
-        tasks = [asyncio.create_task(event.wait()) for event in (self.is_up, self.is_done)]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
+        await first_of(self.is_up, self.is_done)
 
     async def _terminate(self, limit: deadline.Deadline, *, turn: asyncio.Event | None) -> None:
         hook = (self.plan.get("lifecycle") or {}).get("preStop")
@@ -347,6 +342,16 @@ class Container:
             }
         )
         self._all.reporter.changed()
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Wait until one of them is set."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def begin(

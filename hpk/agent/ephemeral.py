@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from typing import TYPE_CHECKING
@@ -91,9 +90,4 @@ class Ephemeral(container.Container):
         why = f"Cannot share the processes of container {name} yet: it is not running"
         self.record.update({"reason": "CreateContainerError", "message": why})
         self._all.reporter.changed()
-        tasks = [asyncio.create_task(event.wait()) for event in (target.is_up, target.is_done, self._wants_stop)]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
+        await container.first_of(target.is_up, target.is_done, self._wants_stop)

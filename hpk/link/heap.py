@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 
 KEPT_BYTES = 8 << 20
 LARGE_BYTES = 4 << 20
@@ -10,6 +11,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of mallopt(3)."""
 
 
+@functools.cache
 def keep_what_is_freed() -> None:
     """From now on have up to 8 MiB of freed memory ready for what comes next; idempotent.
 
