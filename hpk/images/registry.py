@@ -2,21 +2,17 @@
 
 Nothing that a registry sends is believed: every manifest, config and layer is hashed and compared with the digest
 it was asked for by.  Layers go to disk as they come, a megabyte at a time, and a broken download goes on where it
-stopped.  What a registry or the network does wrong leaves here as an error of :mod:`hpk.errors`, in containerd's
-words, so that users recognise it.
+stopped.  :mod:`.authorization` says who we are, :mod:`.answers` reads what comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
-import email.utils
 import hashlib
 import ipaddress
 import json
 import re
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
@@ -24,7 +20,7 @@ import aiohttp
 import hpk
 from hpk import errors
 from hpk.aio import backoff
-from hpk.images import credentials, image, manifest
+from hpk.images import answers, authorization, image, manifest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -39,22 +35,6 @@ LONGEST_PAUSE_SECONDS: Final = 60.0
 
 _DOCKER_HUB: Final = "registry-1.docker.io"
 _CHUNK: Final = 1 << 20
-_LONGEST_ANSWER: Final = 64 << 10
-_CHALLENGE: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_BUSY: Final = (408, 425, 429, 500, 502, 503, 504)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Which repository is spoken to, and as whom (None: anonymously); a key of caches, so the two never mix."""
-
-    reference: reference.Reference
-    login: credentials.Credentials | None = None
-
-    @property
-    def repository(self) -> tuple[str, credentials.Credentials | None]:
-        """What a token is good for."""
-        return self.reference.name, self.login
 
 
 class Registry:
@@ -71,7 +51,7 @@ class Registry:
         self._insecure = frozenset(insecure)
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
-        self._authorizations: dict[tuple[str, credentials.Credentials | None], str] = {}
+        self._authorizer = authorization.Authorizer(self._request)
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,7 +65,7 @@ class Registry:
             await self._session.close()
             self._session = None
 
-    async def resolve(self, access: Access) -> str:
+    async def resolve(self, access: authorization.Access) -> str:
         """The digest that the reference stands for now, without fetching anything.
 
         Raises:
@@ -96,19 +76,19 @@ class Registry:
         if wanted.digest:
             return wanted.digest
         url = self._url(wanted, f"manifests/{wanted.tag}")
-        with told(f'failed to resolve reference "{wanted}"'):
+        with answers.told(f'failed to resolve reference "{wanted}"'):
             async with self._get(url, access=access, method="HEAD", accept=manifest.ACCEPT) as response:
                 digest = response.headers.get("Docker-Content-Digest", "")
                 if response.status == 200 and manifest.is_digest(digest):  # noqa: PLR2004 - OK
                     return digest
             # A HEAD tells no reason, and some registries tell no digest: ask again for the whole.
             async with self._get(url, access=access, accept=manifest.ACCEPT) as response:
-                await _check(response, wanted=wanted)
-                body = await _whole(response, limit=manifest.LARGEST_DOCUMENT)
+                await answers.check(response, wanted=wanted)
+                body = await answers.whole(response, limit=manifest.LARGEST_DOCUMENT)
                 digest = response.headers.get("Docker-Content-Digest", "")
                 return digest if manifest.is_digest(digest) else f"sha256:{hashlib.sha256(body).hexdigest()}"
 
-    async def fetch_manifest(self, access: Access, *, digest: str) -> tuple[str, manifest.Manifest]:
+    async def fetch_manifest(self, access: authorization.Access, *, digest: str) -> tuple[str, manifest.Manifest]:
         """The manifest for this machine under digest, and that manifest's own digest, which an index hides.
 
         Raises:
@@ -116,7 +96,7 @@ class Registry:
             errors.RegistryUnavailable: As above.
         """
         machine = image.host_architecture()
-        with told(f'failed to resolve reference "{access.reference}"'):
+        with answers.told(f'failed to resolve reference "{access.reference}"'):
             for _ in range(3):  # an index of indexes is allowed, a chain of them is not
                 found = await self._document(access, digest=digest)
                 if isinstance(found, manifest.Manifest):
@@ -124,19 +104,19 @@ class Registry:
                 digest = manifest.choose(found, architecture=machine).digest
             raise errors.ImageRefused("its index leads to more indexes and to no manifest")
 
-    async def fetch_config(self, access: Access, *, descriptor: manifest.Descriptor) -> image.ImageConfig:
+    async def fetch_config(self, access: authorization.Access, *, descriptor: manifest.Descriptor) -> image.ImageConfig:
         """The image's config.
 
         Raises:
             errors.ImageRefused: Not what its digest says, not a config, or for another platform.
             errors.RegistryUnavailable: As above.
         """
-        with told("failed to read the image's config"):
+        with answers.told("failed to read the image's config"):
             url = self._url(access.reference, f"blobs/{descriptor.digest}")
             async with self._get(url, access=access) as response:
-                await _check(response, wanted=access.reference)
-                body = await _whole(response, limit=manifest.LARGEST_DOCUMENT)
-            _compare(descriptor.digest, body)
+                await answers.check(response, wanted=access.reference)
+                body = await answers.whole(response, limit=manifest.LARGEST_DOCUMENT)
+            answers.compare(descriptor.digest, body)
             try:
                 document = json.loads(body)
                 config = image.config_from_json(document)
@@ -151,7 +131,7 @@ class Registry:
                 )
             return config
 
-    async def download(self, access: Access, *, descriptor: manifest.Descriptor, path: Path) -> None:
+    async def download(self, access: authorization.Access, *, descriptor: manifest.Descriptor, path: Path) -> None:
         """Fetch a layer into the file at path; a broken transfer goes on where it stopped.
 
         Raises:
@@ -161,7 +141,7 @@ class Registry:
         """
         url = self._url(access.reference, f"blobs/{descriptor.digest}")
         pauses = backoff.Backoff(backoff.Policy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
-        with told(f"failed to copy layer {descriptor.digest}"), path.open("wb") as file:
+        with answers.told(f"failed to copy layer {descriptor.digest}"), path.open("wb") as file:
             sink = _Sink(file, algorithm=descriptor.digest.partition(":")[0])
             while True:
                 before = sink.size
@@ -173,12 +153,16 @@ class Registry:
                         pauses.succeeded()  # a slow line is no reason to give up while something arrives
                     pause = pauses.failed()
                     if pauses.failures >= ATTEMPTS:
-                        raise errors.RegistryUnavailable(f'failed to do request: GET "{url}": {_why(error)}') from error
+                        raise errors.RegistryUnavailable(
+                            f'failed to do request: GET "{url}": {answers.why(error)}'
+                        ) from error
                     await self._sleep(pause)
             if sink.digest() != descriptor.digest:
-                raise _lied(descriptor.digest, sink.digest())
+                raise answers.lied(descriptor.digest, sink.digest())
 
-    async def _download(self, url: str, *, access: Access, descriptor: manifest.Descriptor, sink: _Sink) -> None:
+    async def _download(
+        self, url: str, *, access: authorization.Access, descriptor: manifest.Descriptor, sink: _Sink
+    ) -> None:
         headers = {"Range": f"bytes={sink.size}-"} if sink.size else {}
         async with self._get(url, access=access, headers=headers) as response:
             if response.status == 206 and response.headers.get("Content-Range", "").startswith(  # noqa: PLR2004
@@ -186,7 +170,7 @@ class Registry:
             ):
                 pass
             else:
-                await _check(response, wanted=access.reference)
+                await answers.check(response, wanted=access.reference)
                 await asyncio.to_thread(sink.restart)
             held = bytearray()
             async for part in response.content.iter_any():
@@ -200,13 +184,13 @@ class Registry:
         if sink.size < descriptor.size:
             raise aiohttp.ClientPayloadError(f"{sink.size} of {descriptor.size} bytes arrived")
 
-    async def _document(self, access: Access, *, digest: str) -> manifest.Manifest | manifest.Index:
+    async def _document(self, access: authorization.Access, *, digest: str) -> manifest.Manifest | manifest.Index:
         url = self._url(access.reference, f"manifests/{digest}")
         async with self._get(url, access=access, accept=manifest.ACCEPT) as response:
-            await _check(response, wanted=access.reference)
-            body = await _whole(response, limit=manifest.LARGEST_DOCUMENT)
+            await answers.check(response, wanted=access.reference)
+            body = await answers.whole(response, limit=manifest.LARGEST_DOCUMENT)
             kind = response.content_type
-        _compare(digest, body)
+        answers.compare(digest, body)
         return manifest.read(body, media_type=kind)
 
     def _url(self, wanted: reference.Reference, path: str) -> str:
@@ -219,7 +203,7 @@ class Registry:
         self,
         url: str,
         *,
-        access: Access,
+        access: authorization.Access,
         method: str = "GET",
         accept: str = "*/*",
         headers: Mapping[str, str] | None = None,
@@ -239,21 +223,21 @@ class Registry:
             response.close() if method == "GET" and not response.content.is_eof() else response.release()
 
     async def _patiently(
-        self, method: str, url: str, *, access: Access, headers: Mapping[str, str]
+        self, method: str, url: str, *, access: authorization.Access, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         pauses = backoff.Backoff(backoff.Policy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
         while True:
             asked_for = None
             try:
-                response = await self._authorized(method, url, access=access, headers=headers)
-                if response.status not in _BUSY:
+                response = await self._authorizer.request(method, url, access=access, headers=headers)
+                if response.status not in answers.BUSY:
                     return response
-                problem = f'unexpected status from {method} request to "{url}": {await _answer(response)}'
-                asked_for = _retry_after(response.headers.get("Retry-After", ""))
+                problem = f'unexpected status from {method} request to "{url}": {await answers.explanation(response)}'
+                asked_for = answers.retry_after(response.headers.get("Retry-After", ""))
                 cause: Exception | None = None
                 response.release()
             except (aiohttp.ClientError, TimeoutError) as error:
-                problem, cause = f'failed to do request: {method} "{url}": {_why(error)}', error
+                problem, cause = f'failed to do request: {method} "{url}": {answers.why(error)}', error
                 if isinstance(error, aiohttp.ClientConnectorSSLError):
                     problem += " (if it speaks plain HTTP, name it in HPK_INSECURE_REGISTRIES)"
                 if isinstance(error, (aiohttp.ClientSSLError, aiohttp.InvalidURL)):
@@ -264,46 +248,6 @@ class Registry:
             if asked_for is not None:
                 pauses.failed()
             await self._sleep(pause)
-
-    async def _authorized(
-        self, method: str, url: str, *, access: Access, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        """The response, after the registry's challenge was met if there was one; 401 if it could not be met."""
-        known = self._authorizations.get(access.repository)
-        response = await self._request(method, url, headers={**headers, **_authorization(known)})
-        if response.status != 401:  # noqa: PLR2004 - Unauthorized
-            return response
-        challenge = response.headers.get("WWW-Authenticate", "")
-        fresh = await self._meet(challenge, url=url, access=access)
-        if not fresh:
-            return response
-        response.release()
-        self._authorizations[access.repository] = fresh
-        return await self._request(method, url, headers={**headers, **_authorization(fresh)})
-
-    async def _meet(self, challenge: str, *, url: str, access: Access) -> str:
-        """The Authorization header that answers the challenge; empty if nothing can."""
-        scheme, _, rest = challenge.partition(" ")
-        parameters = dict(_CHALLENGE.findall(rest))
-        known = access.login
-        if scheme.lower() == "basic":
-            return known.basic if known else ""
-        realm = parameters.get("realm", "")
-        if scheme.lower() != "bearer" or not realm.startswith(("http://", "https://")):
-            return ""
-        if known and url.startswith("https://") and not realm.startswith("https://"):
-            raise errors.ImageRefused(f"failed to authorize: {realm} would take the password over plain HTTP")
-        scope = parameters.get("scope") or f"repository:{access.reference.repository}:pull"
-        fields = {"scope": scope} | ({"service": parameters["service"]} if "service" in parameters else {})
-        if known and known.identity_token:
-            form = {**fields, "grant_type": "refresh_token", "client_id": "hpk", "refresh_token": known.identity_token}
-            response = await self._request("POST", realm, data=form)
-        else:
-            response = await self._request(
-                "GET", realm, params=fields, headers=_authorization(known.basic if known else None)
-            )
-        async with response:
-            return await _token(response, realm=realm, is_anonymous=known is None)
 
     async def _request(self, method: str, url: str, **options: Any) -> aiohttp.ClientResponse:
         if self._session is None:
@@ -346,106 +290,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(name.strip("[]")).is_loopback
     except ValueError:
         return name == "localhost"
-
-
-def _authorization(value: str | None) -> dict[str, str]:
-    return {"Authorization": value} if value else {}
-
-
-async def _token(response: aiohttp.ClientResponse, *, realm: str, is_anonymous: bool) -> str:
-    if response.status in _BUSY:
-        raise errors.RegistryUnavailable(f'unexpected status from request to "{realm}": {await _answer(response)}')
-    if response.status != 200:  # noqa: PLR2004 - OK
-        kind = "anonymous" if is_anonymous else "oauth"
-        raise errors.ImageRefused(
-            f"failed to authorize: failed to fetch {kind} token: "
-            f"unexpected status from request to {realm}: {await _answer(response)}"
-        )
-    try:
-        document = json.loads(await _whole(response, limit=_LONGEST_ANSWER))
-        token = document.get("token") or document.get("access_token")
-    except (ValueError, AttributeError) as error:
-        raise errors.ImageRefused(f"failed to authorize: {realm} sent no JSON") from error
-    if not isinstance(token, str) or not token.isprintable():
-        raise errors.ImageRefused(f"failed to authorize: {realm} sent no token")
-    return f"Bearer {token}"
-
-
-async def _check(response: aiohttp.ClientResponse, *, wanted: reference.Reference) -> None:
-    """Raise what a status other than 200 means, with the registry's own words."""
-    if response.status == 200:  # noqa: PLR2004 - OK
-        return
-    answer = await _answer(response)
-    if response.status == 404:  # noqa: PLR2004 - Not Found
-        raise errors.ImageRefused(f"{wanted}: not found")
-    if response.status == 401:  # noqa: PLR2004 - Unauthorized
-        raise errors.ImageRefused(
-            f"pull access denied, repository does not exist or may require authorization: server message: {answer}"
-        )
-    raise errors.ImageRefused(f"unexpected status from {response.method} request to {response.url}: {answer}")
-
-
-async def _answer(response: aiohttp.ClientResponse) -> str:
-    """Status and the registry's explanation, if it gave one, in one line."""
-    status = f"{response.status} {response.reason or ''}".strip()
-    try:
-        body = await response.content.read(_LONGEST_ANSWER)
-        listed = [
-            ": ".join(str(part) for part in (entry.get("code", "").lower(), entry.get("message", "")) if part)
-            for entry in json.loads(body)["errors"]
-        ]
-        said = ", ".join(listed)
-    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError, AttributeError):
-        return status
-    return f"{status}: {said}" if said else status
-
-
-async def _whole(response: aiohttp.ClientResponse, *, limit: int) -> bytes:
-    body = bytearray()
-    try:
-        async for part in response.content.iter_any():
-            body += part
-            if len(body) > limit:
-                raise errors.ImageRefused(f"{response.url} is longer than {limit} bytes")
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise errors.RegistryUnavailable(f'failed to do request: GET "{response.url}": {_why(error)}') from error
-    return bytes(body)
-
-
-def _compare(digest: str, body: bytes) -> None:
-    algorithm = digest.partition(":")[0]
-    actual = f"{algorithm}:{hashlib.new(algorithm, body).hexdigest()}"
-    if actual != digest:
-        raise _lied(digest, actual)
-
-
-def _lied(digest: str, actual: str) -> errors.ImageRefused:
-    return errors.ImageRefused(f"the registry is damaged or lies: asked for {digest}, it sent {actual}")
-
-
-def _retry_after(text: str) -> float | None:
-    """Seconds from a Retry-After header, which is a number or a date; None if there is none."""
-    if text.isdecimal():
-        return float(text)
-    try:
-        until = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    if until.tzinfo is None:
-        until = until.replace(tzinfo=dt.UTC)
-    return max(0.0, (until - dt.datetime.now(dt.UTC)).total_seconds())
-
-
-def _why(error: BaseException) -> str:
-    return "timeout" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-
-
-@contextlib.contextmanager
-def told(what: str) -> Any:
-    """Put what was tried before an error's text; its class and its reason stay."""
-    try:
-        yield
-    except errors.ImageRefused as error:
-        raise errors.ImageRefused(f"{what}: {error}", reason=error.reason) from error
-    except errors.Retryable as error:
-        raise type(error)(f"{what}: {error}") from error

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from hpk import errors
-from hpk.images import cache, flights, image, reference, registry, sif
+from hpk.images import answers, authorization, cache, flights, image, reference, registry, sif
 from hpk.images import credentials as docker_config
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ class ImageStore:
             raise errors.ImageRefused(message, reason="ErrImageNeverPull")
         known = stored
         if stored is None or policy == "Always":
-            access = registry.Access(reference=wanted, login=docker_config.find(credentials, wanted=wanted))
-            with registry.told(f'failed to pull and unpack image "{wanted}"'):
+            access = authorization.Access(reference=wanted, login=docker_config.find(credentials, wanted=wanted))
+            with answers.told(f'failed to pull and unpack image "{wanted}"'):
                 stored = await self._refresh(access, known=known, on_pull=on_pull)
         return image.Image(
             reference=name,
@@ -171,7 +171,7 @@ class ImageStore:
         return known[1], status.st_size
 
     async def _refresh(
-        self, access: registry.Access, *, known: cache.Stored | None, on_pull: Callable[[], None] | None
+        self, access: authorization.Access, *, known: cache.Stored | None, on_pull: Callable[[], None] | None
     ) -> cache.Stored:
         digest = await self._resolving.join(access, start=lambda: self._registry.resolve(access))
         if known is not None and known.digest == digest:
@@ -180,7 +180,7 @@ class ImageStore:
             on_pull()
         return await self._pulling.join((access, digest), start=lambda: self._pull(access, digest=digest))
 
-    async def _pull(self, access: registry.Access, *, digest: str) -> cache.Stored:
+    async def _pull(self, access: authorization.Access, *, digest: str) -> cache.Stored:
         """Make the image of a digest present under the reference."""
         name = str(access.reference)
         chosen, found = await self._registry.fetch_manifest(access, digest=digest)
@@ -203,7 +203,7 @@ class ImageStore:
 
     async def _fetch(
         self,
-        access: registry.Access,
+        access: authorization.Access,
         *,
         chosen: str,
         layers: Sequence[manifest.Descriptor],
@@ -237,7 +237,7 @@ class ImageStore:
             )
 
     async def _download(
-        self, access: registry.Access, *, layers: Sequence[manifest.Descriptor], files: Mapping[str, Path]
+        self, access: authorization.Access, *, layers: Sequence[manifest.Descriptor], files: Mapping[str, Path]
     ) -> None:
         several = asyncio.Semaphore(_DOWNLOADS)
 

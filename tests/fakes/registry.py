@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import test_utils, web
 
-from hpk.images import image
+from hpk.images import authorization, image, manifest, reference
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from hpk.images import credentials
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -26,6 +28,11 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 def digest_of(data: bytes) -> str:
     """As registries write it."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def descriptor(blob: bytes, *, digest: str = "") -> manifest.Descriptor:
+    """Of a blob that the registry has, or says it has."""
+    return manifest.Descriptor(digest=digest or digest_of(blob), size=len(blob))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +116,12 @@ class FakeRegistry:
     def host(self) -> str:
         """Where it listens."""
         return f"127.0.0.1:{self._server.port}"
+
+    def access(self, name: str = "a/b:1", *, login: credentials.Credentials | None = None) -> authorization.Access:
+        """The image of this name in here, and who asks for it."""
+        wanted = reference.parse(f"{self.host}/{name}")
+        assert isinstance(wanted, reference.Reference)
+        return authorization.Access(reference=wanted, login=login)
 
     def answer(self, part: str, *handlers: Callable[[web.Request], Awaitable[web.StreamResponse]] | None) -> None:
         """Let the next requests whose path contains part be answered by these."""
