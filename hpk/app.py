@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from hpk import cluster as slurm_cluster
 from hpk import errors, jobdir, kubeconfig
 from hpk.aio import forever, memory, signals
 from hpk.controlplane import plane
 from hpk.images import store
-from hpk.kube import client, informer, quantity
+from hpk.kube import client, informer
 from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
 from hpk.node import auth, configz, host, lease, node
 from hpk.node import server as node_server
 from hpk.pods import (
-    admit,
     agents,
     bind,
     events,
@@ -38,24 +38,18 @@ from hpk.pods import (
     watch,
 )
 from hpk.slurm import client as slurm_client
-from hpk.slurm import flags, poller
+from hpk.slurm import poller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from hpk import config, pki, records
-    from hpk.slurm import model as slurm_model
 
 LOG = structlog.get_logger(__name__)
 Answer = TypeVar("Answer")
 
 SUBMISSIONS_AT_ONCE = 8
 """Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
-CAPACITY_SECONDS = 300.0
-"""Pause between questions for the cluster's nodes; they change seldom."""
-DETAILS_SECONDS = 3600.0
-"""The same for what sinfo does not tell: hidden partitions, and the nodes' architectures."""
-DEFAULT_KILL_WAIT_SECONDS = 30
 IMAGES_SECONDS = 60.0
 """Pause between looks at the directory of images, for the node's status only."""
 AGENT_CERTIFICATE_DAYS = 365
@@ -122,15 +116,15 @@ async def _start(
     lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
     binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
     site = await _patiently(lambda: gateway.site(apptainer=settings.apptainer))
-    cluster = Cluster(
+    cluster = slurm_cluster.Cluster(
         slurm_client.Slurm(gateway),
         _node_facts(settings, control_plane, site),
-        settings_flags(settings),
+        slurm_cluster.flags_of(settings),
         has_subordinate_ids=not sandbox.has_one_id(site),
     )
     await cluster.refresh()
 
-    launcher = sandbox.Launcher(settings, kill_wait_seconds=await _kill_wait_seconds(cluster.slurm))
+    launcher = sandbox.Launcher(settings, kill_wait_seconds=await cluster.kill_wait_seconds())
     made = Kubelet(settings, control_plane, kube=kubelet, cluster=cluster, site=site, launcher=launcher)
     told = events.Recorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name)
     binder = bind.Binder(binder_kube, node=settings.node_name, recorder=told)
@@ -166,73 +160,6 @@ async def _announce(settings: config.Settings, control_plane: plane.ControlPlane
     await asyncio.get_running_loop().create_future()
 
 
-async def _kill_wait_seconds(slurm: slurm_client.Slurm) -> int:
-    """Slurm's patience between SIGTERM and SIGKILL; its default where it does not say."""
-    try:
-        return await slurm.kill_wait_seconds()
-    except errors.SlurmUnavailable as error:
-        LOG.warning("Cannot ask for KillWait, taking Slurm's default", error=str(error))
-        return DEFAULT_KILL_WAIT_SECONDS
-
-
-class Cluster:
-    """What the Slurm cluster has, asked now and then; the newest answer counts."""
-
-    def __init__(
-        self,
-        slurm: slurm_client.Slurm,
-        facts: node.Facts,
-        flags: Mapping[str, str | None] | None = None,
-        *,
-        has_subordinate_ids: bool = True,
-    ) -> None:
-        self.slurm, self.facts, self.flags = slurm, facts, flags or {}
-        self._has_subordinate_ids = has_subordinate_ids
-        self.partition_names: frozenset[str] = frozenset()
-        self.architectures: Mapping[str, str] = {}
-        self.named_at = 0.0
-        self.capacity: slurm_model.Capacity | None = None
-        self.answered_at: float | None = None
-        self.started_at = time.time()
-        self.error = ""
-
-    async def run(self) -> None:
-        """Ask until cancelled."""
-        while True:
-            await asyncio.sleep(CAPACITY_SECONDS if self.capacity else RETRY_SECONDS)
-            await self.refresh()
-
-    async def refresh(self) -> None:
-        """Ask now; a Slurm that does not answer changes nothing but the error."""
-        try:
-            before, self.capacity = self.capacity, await self.slurm.capacity()
-            has_changed = before is None or before.partitions.keys() != self.capacity.partitions.keys()
-            if has_changed or time.time() - self.named_at > DETAILS_SECONDS:
-                self.partition_names = await self.slurm.partition_names()
-                self.architectures = await self.slurm.architectures()
-                self.named_at = time.time()
-        except Exception as error:  # noqa: BLE001 - nothing that Slurm prints may end the kubelet
-            self.error = str(error)
-            LOG.warning("Cannot learn the cluster's capacity", error=self.error)
-            return
-        self.error, self.answered_at = "", time.time()
-
-    def for_pods(self) -> admit.Cluster:
-        """As pods are measured against."""
-        offered = {} if self.capacity is None else node.resources(self.facts, self.capacity)
-        return admit.Cluster(
-            name=self.facts.name,
-            allocatable={name: quantity.parse(value) for name, value in offered.items()},
-            labels=node.labels(self.facts),
-            capacity=self.capacity,
-            partition_names=self.partition_names,
-            architectures=self.architectures,
-            architecture=self.facts.host.architecture,
-            flags=self.flags,
-            has_subordinate_ids=self._has_subordinate_ids,
-        )
-
-
 class Kubelet:
     """Everything that makes the node a node, made once and wired here."""
 
@@ -242,7 +169,7 @@ class Kubelet:
         control_plane: plane.ControlPlane,
         *,
         kube: client.Kube,
-        cluster: Cluster,
+        cluster: slurm_cluster.Cluster,
         site: Mapping[str, Any],
         launcher: sandbox.Launcher,
     ) -> None:
@@ -388,11 +315,6 @@ class Kubelet:
             else:
                 self._images = tuple(node.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
             await asyncio.sleep(IMAGES_SECONDS)
-
-
-def settings_flags(settings: config.Settings) -> dict[str, str | None]:
-    """The settings' sbatch options for every pod: the account's default, then HPK_FLAGS."""
-    return settings.account_flags | (flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {})
 
 
 def _node_facts(settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]) -> node.Facts:

@@ -1,0 +1,102 @@
+"""What the Slurm cluster has, asked now and then: the node's capacity, and what pods are measured against."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from hpk import errors
+from hpk.kube import quantity
+from hpk.node import node
+from hpk.pods import admit
+from hpk.slurm import flags as slurm_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpk import config
+    from hpk.slurm import client, model
+
+LOG = structlog.get_logger(__name__)
+
+CAPACITY_SECONDS = 300.0
+"""Pause between questions for the cluster's nodes; they change seldom."""
+DETAILS_SECONDS = 3600.0
+"""The same for what sinfo does not tell: hidden partitions, and the nodes' architectures."""
+RETRY_SECONDS = 2.0
+"""Until the first answer."""
+DEFAULT_KILL_WAIT_SECONDS = 30
+
+
+class Cluster:
+    """What the Slurm cluster has, asked now and then; the newest answer counts."""
+
+    def __init__(
+        self,
+        slurm: client.Slurm,
+        facts: node.Facts,
+        flags: Mapping[str, str | None] | None = None,
+        *,
+        has_subordinate_ids: bool = True,
+    ) -> None:
+        self.slurm, self.facts, self.flags = slurm, facts, flags or {}
+        self._has_subordinate_ids = has_subordinate_ids
+        self.partition_names: frozenset[str] = frozenset()
+        self.architectures: Mapping[str, str] = {}
+        self.named_at = 0.0
+        self.capacity: model.Capacity | None = None
+        self.answered_at: float | None = None
+        self.started_at = time.time()
+        self.error = ""
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while True:
+            await asyncio.sleep(CAPACITY_SECONDS if self.capacity else RETRY_SECONDS)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Ask now; a Slurm that does not answer changes nothing but the error."""
+        try:
+            before, self.capacity = self.capacity, await self.slurm.capacity()
+            has_changed = before is None or before.partitions.keys() != self.capacity.partitions.keys()
+            if has_changed or time.time() - self.named_at > DETAILS_SECONDS:
+                self.partition_names = await self.slurm.partition_names()
+                self.architectures = await self.slurm.architectures()
+                self.named_at = time.time()
+        except Exception as error:  # noqa: BLE001 - nothing that Slurm prints may end the kubelet
+            self.error = str(error)
+            LOG.warning("Cannot learn the cluster's capacity", error=self.error)
+            return
+        self.error, self.answered_at = "", time.time()
+
+    def for_pods(self) -> admit.Cluster:
+        """As pods are measured against."""
+        offered = {} if self.capacity is None else node.resources(self.facts, self.capacity)
+        return admit.Cluster(
+            name=self.facts.name,
+            allocatable={name: quantity.parse(value) for name, value in offered.items()},
+            labels=node.labels(self.facts),
+            capacity=self.capacity,
+            partition_names=self.partition_names,
+            architectures=self.architectures,
+            architecture=self.facts.host.architecture,
+            flags=self.flags,
+            has_subordinate_ids=self._has_subordinate_ids,
+        )
+
+    async def kill_wait_seconds(self) -> int:
+        """Slurm's patience between SIGTERM and SIGKILL; its default where it does not say."""
+        try:
+            return await self.slurm.kill_wait_seconds()
+        except errors.SlurmUnavailable as error:
+            LOG.warning("Cannot ask for KillWait, taking Slurm's default", error=str(error))
+            return DEFAULT_KILL_WAIT_SECONDS
+
+
+def flags_of(settings: config.Settings) -> dict[str, str | None]:
+    """The settings' sbatch options for every pod: the account's default, then HPK_FLAGS."""
+    return settings.account_flags | (slurm_flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {})

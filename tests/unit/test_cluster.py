@@ -1,0 +1,103 @@
+"""What the cluster has is learnt as often as it may change, and a silent Slurm takes nothing of it back."""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal
+from typing import Any, cast
+
+from hpk import cluster, errors
+from hpk.node import host, node
+from hpk.slurm import model
+
+FACTS = node.Facts(
+    name="hpk",
+    host=host.Host(
+        machine_id="m", system_uuid="s", boot_id="b", kernel_version="6", os_image="D", architecture="amd64"
+    ),
+    address="10.0.0.1",
+    hostname="c1",
+    port=10250,
+    apptainer_version="1.4.0",
+    max_pods=1000,
+)
+
+
+class FakeSlurm:
+    """A cluster with one partition, which counts the questions for details."""
+
+    def __init__(self) -> None:
+        self.answer = model.Capacity(cpus=8, memory_bytes=1 << 30, gres={}, nodes={}, partitions={"a": partition("a")})
+        self.error: Exception | None = None
+        self.detailed = 0
+
+    async def capacity(self) -> model.Capacity:
+        if self.error:
+            raise self.error
+        return self.answer
+
+    async def partition_names(self) -> frozenset[str]:
+        self.detailed += 1
+        return frozenset({*self.answer.partitions, "hidden"})
+
+    async def architectures(self) -> dict[str, str]:
+        return {"c1": "x86_64"}
+
+    async def kill_wait_seconds(self) -> int:
+        if self.error:
+            raise self.error
+        return 7
+
+
+def partition(name: str) -> model.Partition:
+    """A partition that is up."""
+    return model.Partition(
+        name=name, is_default=True, is_up=True, max_seconds=None, default_seconds=None, nodes=1, cpus=8, memory_bytes=1
+    )
+
+
+def make(slurm: FakeSlurm) -> cluster.Cluster:
+    """The cluster over what Slurm says."""
+    return cluster.Cluster(cast("Any", slurm), FACTS)
+
+
+async def test_silence_takes_nothing_back() -> None:
+    """Not even an error of a kind that nobody expects; the text is kept for the node's condition."""
+    slurm = FakeSlurm()
+    made = make(slurm)
+    await made.refresh()
+    before = made.for_pods()
+    assert (before.allocatable["cpu"], before.partition_names) == (Decimal(8), frozenset({"a", "hidden"}))
+    answered_at = made.answered_at
+    slurm.error = ValueError("odd text")
+    await made.refresh()
+    assert (made.error, made.answered_at, made.for_pods()) == ("odd text", answered_at, before)
+    slurm.error = None
+    await made.refresh()
+    assert made.error == ""
+
+
+async def test_details_are_asked_for_when_the_partitions_change() -> None:
+    """They cost slurmctld more than sinfo does, and change with its configuration only."""
+    slurm = FakeSlurm()
+    made = make(slurm)
+    await made.refresh()
+    await made.refresh()
+    assert slurm.detailed == 1
+    slurm.answer = dataclasses.replace(slurm.answer, partitions={"b": partition("b")})
+    await made.refresh()
+    assert (slurm.detailed, made.partition_names) == (2, frozenset({"b", "hidden"}))
+
+
+async def test_nothing_is_offered_before_the_first_answer() -> None:
+    """A pod is admitted against what is known."""
+    found = make(FakeSlurm()).for_pods()
+    assert (found.capacity, found.allocatable, found.labels["kubernetes.io/arch"]) == (None, {}, "amd64")
+
+
+async def test_slurms_own_patience_is_taken_where_it_says() -> None:
+    """Its default, where it does not."""
+    slurm = FakeSlurm()
+    assert await make(slurm).kill_wait_seconds() == 7
+    slurm.error = errors.SlurmUnavailable("away")
+    assert await make(slurm).kill_wait_seconds() == cluster.DEFAULT_KILL_WAIT_SECONDS
