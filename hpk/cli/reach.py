@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from hpk import errors, jobdir, kubeconfig
-from hpk.slurm import relay, tunnel
+from hpk.slurm import dial, relay, tunnel
 
 if TYPE_CHECKING:
     from hpk import config
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DIRECT_SECONDS = 2.0
 """How long a connection to another host of the same cluster may take."""
 UNUSED_PORT = 47_811
-PROGRAMS = (relay, tunnel)
+PROGRAMS = (dial, relay, tunnel)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """A tunnel to the API server, for hosts that do not reach its port.
 
-Standard library only, Python 3.6 or newer, as :mod:`.relay`, which lies beside it wherever it runs:
+Standard library only, Python 3.6 or newer, as :mod:`.dial` and :mod:`.relay`, which lie beside it wherever it
+runs:
 
     python3 tunnel.py --state DIR      listens on this host's loopback
 
@@ -15,8 +16,6 @@ import asyncio
 import hashlib
 import json
 import os
-import re
-import shlex
 import signal
 import socket
 import sys
@@ -28,143 +27,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 if TYPE_CHECKING or __package__:
-    from hpk.slurm import relay
+    from hpk.slurm import dial, relay
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import dial
     import relay
 
 MOST_CHANNELS = 512
-MOST_NOISE = 64 << 10
-"""Bytes that may come before the greeting."""
-START_SECONDS = {"srun": 30.0, "ssh": 20.0}
-HANG_UP_SECONDS = 5.0
 PAUSE_SECONDS = 5.0
 """Between attempts to connect anew, which are made only when somebody asks for a connection."""
 IDLE_SECONDS = 1800.0
 """A tunnel in the background ends when nobody has used it for so long."""
 LOCK_SECONDS = 45.0
-
-FIND_PYTHON = """for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
-"$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS "$@"
-done; echo "there is no Python 3.6 or newer on $(hostname)" >&2; exit 1"""
-
-
-class Problem(Exception):
-    """There is no tunnel; the text says why."""
-
-
-class Target:
-    """Where the control plane is, as it has written down itself."""
-
-    def __init__(self, state: str) -> None:
-        try:
-            with open(os.path.join(state, "state", "owner.json")) as file:
-                owner = json.load(file)
-            with open(os.path.join(state, "kubeconfig")) as file:
-                found = re.search(r"server: https://[^\s]+:(\d+)", file.read())
-        except (OSError, ValueError):
-            owner, found = None, None
-        if not isinstance(owner, dict) or not found:
-            raise Problem("no control plane runs; 'hpk up' starts it")
-        self.host = str(owner.get("host") or "")
-        self.job_id = str(owner.get("job_id") or "")
-        self.port = int(found.group(1))
-
-    def commands(self, ways: "Sequence[str]") -> "list[tuple[str, list[str]]]":
-        """(name, argv) of what may start the relay there."""
-        inner = [os.path.abspath(relay.__file__), str(self.port)]
-        step = [
-            "--jobid=" + self.job_id,
-            "--job-name=hpk-connect",
-            "--overlap",
-            "--nodes=1",
-            "--ntasks=1",
-            "--mpi=none",
-            "--chdir=/",
-        ]
-        remote = " ".join(shlex.quote(word) for word in ["sh", "-c", FIND_PYTHON, "sh", *inner])
-        made = {
-            "srun": ["srun", *step, "sh", "-c", FIND_PYTHON, "sh", *inner],
-            "ssh": ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", self.host, remote],
-        }
-        return [(way, made[way]) for way in ways if self.job_id or way != "srun"]
-
-
-class Line:
-    """A command that leads to a relay, and the link over it."""
-
-    def __init__(self, way: str) -> None:
-        self.way = way
-        self.link = None  # type: Any
-        self._process = None  # type: Any
-        self._said = b""
-
-    async def start(self, argv: "list[str]") -> None:
-        """Return when the relay has greeted; a Problem in the command's own words if it does not."""
-        pipe = asyncio.subprocess.PIPE
-        try:
-            # Of a session of its own: a Ctrl-C in the terminal is for us, who end it in order.
-            self._process = await asyncio.create_subprocess_exec(
-                *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-            )
-        except OSError as error:
-            raise Problem(f"{self.way}: {error.strerror}") from error
-        listening = asyncio.ensure_future(self._listen())
-        try:
-            greeting = await asyncio.wait_for(self._greeting(), START_SECONDS[self.way])
-        except asyncio.TimeoutError:
-            await self.end()
-            raise Problem(f"{self.way} did not start in {START_SECONDS[self.way]:.0f} s{self.why()}") from None
-        if greeting is None:
-            await asyncio.wait([listening], timeout=1)
-            await self.end()
-            raise Problem(f"{self.way} failed{self.why()}")
-        if greeting:
-            await self.end()
-            raise Problem(f"the API server does not answer on its own host: {greeting}")
-        self.link = relay.Link(self._process.stdout, self._process.stdin)
-
-    async def end(self) -> None:
-        """Have the relay end, and the command with it."""
-        if self._process.returncode is not None:
-            return
-        self._process.stdin.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                await asyncio.wait_for(self._process.wait(), HANG_UP_SECONDS)
-            except asyncio.TimeoutError:
-                self._process.send_signal(number)
-            else:
-                return
-
-    async def _greeting(self) -> "str | None":
-        """What follows the greeting in its line; None if none comes."""
-        noise = 0
-        while noise < MOST_NOISE:
-            try:
-                line = await self._process.stdout.readline()
-            except ValueError:  # longer than any line of ours
-                return None
-            start = line.find(relay.GREETING)
-            if start >= 0:
-                return str(line[start + len(relay.GREETING) :].decode("utf-8", "replace").strip())
-            if not line:
-                return None
-            noise += len(line)
-        return None
-
-    async def _listen(self) -> None:
-        """Keep the end of what the command complains of."""
-        while True:
-            part = await self._process.stderr.read(4096)
-            if not part:
-                return
-            self._said = (self._said + part)[-4096:]
-
-    def why(self) -> str:
-        """The command's last words, after a colon; empty if it said nothing."""
-        lines = [line.strip() for line in self._said.decode("utf-8", "replace").splitlines() if line.strip()]
-        return ": " + "; ".join(lines[-2:]) if lines else ""
 
 
 class Tunnel:
@@ -172,49 +46,49 @@ class Tunnel:
 
     def __init__(self, state: str, ways: "Sequence[str]", *, is_held: bool) -> None:
         self.stop = asyncio.Event()
-        self.target = Target(state)
+        self.target = dial.Target(state)
         self._state = state
         self._ways = ways
         self._is_held = is_held
-        self._line = None  # type: Line | None
+        self._line = None  # type: dial.Line | None
         self._carrying = None  # type: Any
         self._connecting = asyncio.Lock()
         self._failed_at = None  # type: float | None
         self.used_at = time.monotonic()
 
-    async def connect(self) -> Line:
+    async def connect(self) -> dial.Line:
         """The line that there is, or a new one.
 
         Raises:
-            Problem: By none of the ways; says why for each.
+            dial.Problem: By none of the ways; says why for each.
         """
         async with self._connecting:
             if self._line is not None:
                 return self._line
             if self._failed_at is not None and time.monotonic() - self._failed_at < PAUSE_SECONDS:
-                raise Problem("no line just now")
+                raise dial.Problem("no line just now")
             try:
                 self._line = await self._dial()
-            except Problem:
+            except dial.Problem:
                 self._failed_at = time.monotonic()
                 raise
             self._carrying = asyncio.ensure_future(self._carry(self._line))
             return self._line
 
-    async def _dial(self) -> Line:
-        self.target = Target(self._state)
+    async def _dial(self) -> dial.Line:
+        self.target = dial.Target(self._state)
         problems = []
         for way, argv in self.target.commands(self._ways):
-            line = Line(way)
+            line = dial.Line(way)
             try:
                 await line.start(argv)
-            except Problem as problem:
+            except dial.Problem as problem:
                 problems.append(str(problem))
             else:
                 return line
-        raise Problem("; ".join(problems) or "it runs in no job, and ssh is not allowed (HPK_CONNECT)")
+        raise dial.Problem("; ".join(problems) or "it runs in no job, and ssh is not allowed (HPK_CONNECT)")
 
-    async def _carry(self, line: Line) -> None:
+    async def _carry(self, line: dial.Line) -> None:
         await line.link.run()
         self._line = None
         await line.end()
@@ -228,7 +102,7 @@ class Tunnel:
         self.used_at = time.monotonic()
         try:
             line = await self.connect()
-        except Problem as problem:
+        except dial.Problem as problem:
             if self._is_held:
                 say(str(problem))
             writer.close()
@@ -252,7 +126,7 @@ class Tunnel:
         self.stop.set()
         if self._line is not None:
             await self._line.end()
-            await asyncio.wait([self._carrying], timeout=HANG_UP_SECONDS)
+            await asyncio.wait([self._carrying], timeout=dial.HANG_UP_SECONDS)
 
 
 def say(text: str) -> None:
@@ -262,7 +136,7 @@ def say(text: str) -> None:
 
 
 async def serve(options: "argparse.Namespace", lock: "Any") -> None:
-    """Listen until told to stop; a Problem if there is no line to begin with."""
+    """Listen until told to stop; a dial.Problem if there is no line to begin with."""
     loop = asyncio.get_event_loop()
     tunnel = Tunnel(options.state, options.ways.split(","), is_held=options.hold)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -309,7 +183,7 @@ async def _listen(tunnel: Tunnel, port: int) -> "Any":
     except OSError as error:
         if port:
             await tunnel.end()
-            raise Problem(f"port {port} is taken on this host") from error
+            raise dial.Problem(f"port {port} is taken on this host") from error
         return await asyncio.start_server(tunnel.accept, relay.LOOPBACK, 0)
 
 
@@ -382,12 +256,12 @@ def settle(options: "argparse.Namespace") -> "dict[str, Any] | None":
         return None
     if record["held"]:  # it finds the way to another control plane by itself
         if options.hold:
-            raise Problem("'hpk connect' runs on this host already (process %(pid)d, port %(port)d)" % record)
+            raise dial.Problem("'hpk connect' runs on this host already (process %(pid)d, port %(port)d)" % record)
         return record
-    if not options.hold and record["job_id"] == Target(options.state).job_id:
+    if not options.hold and record["job_id"] == dial.Target(options.state).job_id:
         return record
     os.kill(record["pid"], signal.SIGTERM)
-    deadline = time.monotonic() + HANG_UP_SECONDS
+    deadline = time.monotonic() + dial.HANG_UP_SECONDS
     while known(path) is not None and time.monotonic() < deadline:
         time.sleep(0.02)
     return None
@@ -411,7 +285,7 @@ def main(arguments: "list[str]") -> int:
             loop.run_until_complete(serve(options, lock))
         else:
             answer(record)
-    except Problem as problem:
+    except dial.Problem as problem:
         answer({"error": str(problem)})
         return 1
     return 0

@@ -97,7 +97,8 @@ async def test_a_port_that_does_not_answer_does(stage: Stage) -> None:
     way = await reach.find(stage.settings, client.Slurm(talk))
     assert (way.server, str(way)) == ("https://127.0.0.1:4", "https://127.0.0.1:4, by srun to c1")
     _, name, state, *_ = talk.calls[0].line.split()
-    assert {file.name for file in (stage.settings.state / "lib" / name).iterdir()} == {"relay.py", "tunnel.py"}
+    programs = stage.settings.state / "lib" / name
+    assert {file.name for file in programs.iterdir()} == {"dial.py", "relay.py", "tunnel.py"}
     assert state == f"--state={stage.settings.state}"
     assert await reach.find(stage.settings, client.Slurm(talk)) == way
 

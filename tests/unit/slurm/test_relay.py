@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.slurm import relay, tunnel
+from hpk.slurm import dial, relay, tunnel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-@pytest.mark.parametrize("source", [relay.__file__, tunnel.__file__])
+@pytest.mark.parametrize("source", [dial.__file__, relay.__file__, tunnel.__file__])
 def test_python_3_6_can_read_it(source: str) -> None:
     """Compute nodes have old Pythons: no syntax newer than 3.6, and no import that they lack."""
     tree = ast.parse(Path(source).read_text(), feature_version=(3, 6))

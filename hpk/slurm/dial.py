@@ -1,0 +1,148 @@
+"""What leads to a relay in the control plane's job: srun or ssh, and the command's own words if it does not.
+
+Standard library only, Python 3.6 or newer: it is a part of :mod:`.tunnel` and lies beside it wherever that runs.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any  # noqa: F401 - of the types in comments
+
+if TYPE_CHECKING or __package__:
+    from hpk.slurm import relay
+else:
+    import relay
+
+MOST_NOISE = 64 << 10
+"""Bytes that may come before the greeting."""
+START_SECONDS = {"srun": 30.0, "ssh": 20.0}
+HANG_UP_SECONDS = 5.0
+
+FIND_PYTHON = """for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
+"$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS "$@"
+done; echo "there is no Python 3.6 or newer on $(hostname)" >&2; exit 1"""
+
+
+class Problem(Exception):
+    """There is no tunnel; the text says why."""
+
+
+class Target:
+    """Where the control plane is, as it has written down itself."""
+
+    def __init__(self, state: str) -> None:
+        try:
+            with open(os.path.join(state, "state", "owner.json")) as file:
+                owner = json.load(file)
+            with open(os.path.join(state, "kubeconfig")) as file:
+                found = re.search(r"server: https://[^\s]+:(\d+)", file.read())
+        except (OSError, ValueError):
+            owner, found = None, None
+        if not isinstance(owner, dict) or not found:
+            raise Problem("no control plane runs; 'hpk up' starts it")
+        self.host = str(owner.get("host") or "")
+        self.job_id = str(owner.get("job_id") or "")
+        self.port = int(found.group(1))
+
+    def commands(self, ways: "Sequence[str]") -> "list[tuple[str, list[str]]]":
+        """(name, argv) of what may start the relay there."""
+        inner = [os.path.abspath(relay.__file__), str(self.port)]
+        step = [
+            "--jobid=" + self.job_id,
+            "--job-name=hpk-connect",
+            "--overlap",
+            "--nodes=1",
+            "--ntasks=1",
+            "--mpi=none",
+            "--chdir=/",
+        ]
+        remote = " ".join(shlex.quote(word) for word in ["sh", "-c", FIND_PYTHON, "sh", *inner])
+        made = {
+            "srun": ["srun", *step, "sh", "-c", FIND_PYTHON, "sh", *inner],
+            "ssh": ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", self.host, remote],
+        }
+        return [(way, made[way]) for way in ways if self.job_id or way != "srun"]
+
+
+class Line:
+    """A command that leads to a relay, and the link over it."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.link = None  # type: Any
+        self._process = None  # type: Any
+        self._said = b""
+
+    async def start(self, argv: "list[str]") -> None:
+        """Return when the relay has greeted; a Problem in the command's own words if it does not."""
+        pipe = asyncio.subprocess.PIPE
+        try:
+            # Of a session of its own: a Ctrl-C in the terminal is for us, who end it in order.
+            self._process = await asyncio.create_subprocess_exec(
+                *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            )
+        except OSError as error:
+            raise Problem(f"{self.way}: {error.strerror}") from error
+        listening = asyncio.ensure_future(self._listen())
+        try:
+            greeting = await asyncio.wait_for(self._greeting(), START_SECONDS[self.way])
+        except asyncio.TimeoutError:
+            await self.end()
+            raise Problem(f"{self.way} did not start in {START_SECONDS[self.way]:.0f} s{self.why()}") from None
+        if greeting is None:
+            await asyncio.wait([listening], timeout=1)
+            await self.end()
+            raise Problem(f"{self.way} failed{self.why()}")
+        if greeting:
+            await self.end()
+            raise Problem(f"the API server does not answer on its own host: {greeting}")
+        self.link = relay.Link(self._process.stdout, self._process.stdin)
+
+    async def end(self) -> None:
+        """Have the relay end, and the command with it."""
+        if self._process.returncode is not None:
+            return
+        self._process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                await asyncio.wait_for(self._process.wait(), HANG_UP_SECONDS)
+            except asyncio.TimeoutError:
+                self._process.send_signal(number)
+            else:
+                return
+
+    async def _greeting(self) -> "str | None":
+        """What follows the greeting in its line; None if none comes."""
+        noise = 0
+        while noise < MOST_NOISE:
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:  # longer than any line of ours
+                return None
+            start = line.find(relay.GREETING)
+            if start >= 0:
+                return str(line[start + len(relay.GREETING) :].decode("utf-8", "replace").strip())
+            if not line:
+                return None
+            noise += len(line)
+        return None
+
+    async def _listen(self) -> None:
+        """Keep the end of what the command complains of."""
+        while True:
+            part = await self._process.stderr.read(4096)
+            if not part:
+                return
+            self._said = (self._said + part)[-4096:]
+
+    def why(self) -> str:
+        """The command's last words, after a colon; empty if it said nothing."""
+        lines = [line.strip() for line in self._said.decode("utf-8", "replace").splitlines() if line.strip()]
+        return ": " + "; ".join(lines[-2:]) if lines else ""
