@@ -7,7 +7,7 @@ import hashlib
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from . import images, layout, paths, sh
 
@@ -62,13 +62,13 @@ def argo() -> pathlib.Path:
         sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *ARGO)
         controller, executor = (programs / name for name in ARGO)
         source = pathlib.Path(images.__file__).read_text()
-        target = folder / f"images-argo-{_hash(source, ARGO_TAG, _identity(controller), _identity(executor))}"
-        if not target.is_dir():
+
+        def make(building: pathlib.Path) -> None:
             sh.say("making Argo's images")
-            building = _emptied(folder / "images-argo.building")
             images.build_argo(building, controller=controller, executor=executor, tag=ARGO_TAG)
-            building.rename(target)
-        return target
+
+        parts = (source, ARGO_TAG, _identity(controller), _identity(executor))
+        return _made(folder, "images-argo", *parts, make=make)
 
 
 @contextlib.contextmanager
@@ -92,20 +92,19 @@ def _install_missing() -> None:
 
 def _rootfs(folder: pathlib.Path) -> pathlib.Path:
     """Return the hosts' root file system: Debian with layout.PACKAGES, keyed by that list."""
-    target = folder / f"rootfs-{layout.SUITE}-{_hash(layout.SUITE, *MMDEBSTRAP, *layout.PACKAGES)}"
-    if target.is_dir():
-        return target
-    sh.say("building the hosts' root file system (1 to 2 minutes)")
-    sources = folder / "sources.list"
-    sources.write_text(sh.out(f"{paths.TREE}/scripts/debian-sources.py", layout.SUITE))
-    building = _emptied(folder / "rootfs.building")
-    settings = [f"--aptopt={setting}" for setting in _apt_settings()]
-    include = f"--include={','.join(layout.PACKAGES)}"
-    argv = ("mmdebstrap", *MMDEBSTRAP, *settings, include, layout.SUITE, str(building), str(sources))
-    sh.logged(folder / "rootfs.log", *argv)
-    shutil.rmtree(building / "dev")  # each host gets one of its own
-    (building / "dev").mkdir()
-    return building.rename(target)
+
+    def make(building: pathlib.Path) -> None:
+        sh.say("building the hosts' root file system (1 to 2 minutes)")
+        sources = folder / "sources.list"
+        sources.write_text(sh.out(f"{paths.TREE}/scripts/debian-sources.py", layout.SUITE))
+        settings = [f"--aptopt={setting}" for setting in _apt_settings()]
+        include = f"--include={','.join(layout.PACKAGES)}"
+        argv = ("mmdebstrap", *MMDEBSTRAP, *settings, include, layout.SUITE, str(building), str(sources))
+        sh.logged(folder / "rootfs.log", *argv)
+        shutil.rmtree(building / "dev")  # each host gets one of its own
+        (building / "dev").mkdir()
+
+    return _made(folder, f"rootfs-{layout.SUITE}", layout.SUITE, *MMDEBSTRAP, *layout.PACKAGES, make=make)
 
 
 def _apt_settings() -> list[str]:
@@ -139,28 +138,26 @@ def _stream(folder: pathlib.Path) -> pathlib.Path:
 
 def _images(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path, stream: pathlib.Path) -> pathlib.Path:
     source = pathlib.Path(images.__file__).read_text()
-    target = folder / f"images-{_hash(source, rootfs.name, _identity(agnhost), stream.name)}"
-    if not target.is_dir():
+
+    def make(building: pathlib.Path) -> None:
         sh.say("making the registry's images")
-        building = _emptied(folder / "images.building")
         images.build(building, rootfs=rootfs, agnhost=agnhost, stream=stream)
-        building.rename(target)
-    return target
+
+    return _made(folder, "images", source, rootfs.name, _identity(agnhost), stream.name, make=make)
 
 
 def _sharedfs(folder: pathlib.Path) -> pathlib.Path:
     """Return a folder with the server of a poor home and the module that it needs, keyed by what both are made of."""
     source = pathlib.Path(paths.TREE, "tests/site/sharedfs")
     program, requirements = source / "sharedfs.py", source / "requirements.txt"
-    target = folder / f"sharedfs-{_hash(program.read_text(), requirements.read_text())}"
-    if not target.is_dir():
-        building = _emptied(folder / "sharedfs.building")
+
+    def make(building: pathlib.Path) -> None:
         pip = f"{sh.out(f'{paths.TREE}/scripts/venv.sh').strip()}/bin/pip"
         flags = ("--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--no-compile", "--no-deps")
         sh.out(pip, "install", *flags, "--require-hashes", "--target", str(building), "-r", str(requirements))
         shutil.copy2(program, building / "sharedfs")
-        building.rename(target)
-    return target
+
+    return _made(folder, "sharedfs", program.read_text(), requirements.read_text(), make=make)
 
 
 def _identity(path: pathlib.Path) -> str:
@@ -172,8 +169,13 @@ def _hash(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def _emptied(folder: pathlib.Path) -> pathlib.Path:
-    """Return an empty folder, clearing what an interrupted build left in it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
+def _made(folder: pathlib.Path, name: str, *parts: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+    """Return the folder for what it is made of; unless it is there `make` fills it, wholly or not at all."""
+    target = folder / f"{name}-{_hash(*parts)}"
+    if not target.is_dir():
+        building = folder / f"{name}.building"
+        shutil.rmtree(building, ignore_errors=True)  # what an interrupted build left in it
+        building.mkdir()
+        make(building)
+        building.rename(target)
+    return target
