@@ -152,11 +152,11 @@ class Pod:
                 continue
             task = self._start(one)
             if one.is_init:
-                await self._unless_stopping(asyncio.wait({task}))
-                if not task.done() or not task.result():
+                await self._unless_stopping(one.is_done)
+                if not one.is_done.is_set() or not await task:
                     return False
             else:
-                await self._unless_stopping(one.has_started.wait())
+                await self._unless_stopping(one.has_started)
             if self._all.is_stopping.is_set():
                 return False
         return True
@@ -166,23 +166,19 @@ class Pod:
         for one in self._apps:
             self._start(one)
             if (one.plan.get("lifecycle") or {}).get("postStart"):
-                await self._unless_stopping(one.has_launched.wait())
+                await self._unless_stopping(one.has_launched)
             if self._all.is_stopping.is_set():
                 return
-        await self._unless_stopping(asyncio.wait([self._tasks[one] for one in self._apps]))
+        for one in self._apps:
+            await self._unless_stopping(one.is_done)
 
     def _start(self, one: container.Container) -> asyncio.Task[bool]:
         self._tasks[one] = asyncio.create_task(one.live(), name=f"container {one.plan['name']}")
         return self._tasks[one]
 
-    async def _unless_stopping(self, wait: Coroutine[Any, Any, object]) -> None:
-        """Wait for something, or for the wish to end the pod."""
-        tasks = [asyncio.create_task(wait), asyncio.create_task(self._all.is_stopping.wait())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
+    async def _unless_stopping(self, event: asyncio.Event) -> None:
+        """Wait for it, or for the wish to end the pod."""
+        await container.first_of(event, self._all.is_stopping)
 
     async def _stop(self, limit: deadline.Deadline) -> None:
         """Stop what runs: apps, init and ephemeral containers at once, then sidecars from last to first."""
