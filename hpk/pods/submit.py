@@ -100,8 +100,13 @@ class JobPerPod:
             LOG.warning("Cannot note a pod's job", uid=uid, job=job_id, path=path, error=str(error))
 
     async def release(self, allocation: model.Allocation, *, only_queued: bool = False) -> None:
-        """Cancel the job, queued or running, or only if it is queued still; never another pod's."""
-        if allocation.is_own and not self._is_anothers(allocation):
+        """Cancel the job, queued or running, or only if it is queued still; never another pod's.
+
+        A Slurm that was set up anew counts from 1 again.  But an answer from before the submission may name the last
+        job of that number, which is none of our concern; of such a one there is no sighting.
+        """
+        sighting = self._sighting(allocation)
+        if allocation.is_own and not (sighting and sighting.is_anothers):
             await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
             self.hurry()
 
@@ -121,19 +126,6 @@ class JobPerPod:
 
     def _sighting(self, allocation: model.Allocation) -> poller.Sighting | None:
         return self._jobs.sighting(allocation.job_id, is_it=lambda job: _is_of(job, allocation))
-
-    def _is_anothers(self, allocation: model.Allocation) -> bool:
-        """Whether the number belongs to another job by now: a Slurm that was set up anew counts from 1 again.
-
-        An answer from before the submission may name the last job of that number, which is none of our concern.
-        """
-        sighting, snapshot = self._sighting(allocation), self._jobs.snapshot
-        return (
-            sighting is not None
-            and sighting.job is None
-            and snapshot is not None
-            and allocation.job_id in snapshot.jobs
-        )
 
     def watch(self, uid: str, allocation: model.Allocation) -> None:
         """Mark the pod at each change of its job, and ask once soon: a job may wait, and its owner wants to know."""

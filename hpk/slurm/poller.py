@@ -64,9 +64,15 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting:
-    """What Slurm last said of a job; ``job`` None means that it answered and knows no such job."""
+    """What Slurm last said of a job.
+
+    Attributes:
+        job: None means that it answered and knows no such job.
+        is_anothers: Whether the job's number belongs to another one by now.
+    """
 
     job: model.Job | None
+    is_anothers: bool = False
 
 
 class Poller:
@@ -121,12 +127,13 @@ class Poller:
         """
         if self.snapshot is None:
             return None
-        if (job := self.snapshot.jobs.get(job_id)) is not None and is_it(job):
+        job = self.snapshot.jobs.get(job_id)
+        if job is not None and is_it(job):
             return Sighting(job=job)
         since = min((watch.since for watch in self._watches.get(job_id, ())), default=None)
         if since is None or self.snapshot.asked_at < since:
             return None
-        return Sighting(job=None)
+        return Sighting(job=None, is_anothers=job is not None)
 
     @contextlib.contextmanager
     def watched(self, job_id: str, changed: Callable[[], None]) -> Iterator[None]:

@@ -34,7 +34,9 @@ class FakePoller:
 
     def sighting(self, job_id: str, *, is_it: Callable[[slurm_model.Job], bool]) -> Any:
         found = self.jobs.get(job_id)
-        return poller.Sighting(job=found if found and is_it(found) else None)
+        if found and is_it(found):
+            return poller.Sighting(job=found)
+        return poller.Sighting(job=None, is_anothers=found is not None)
 
 
 class Sbatch:

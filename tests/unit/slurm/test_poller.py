@@ -180,6 +180,20 @@ async def test_an_older_question_does_not_make_a_job_gone(clock: Time) -> None:
     assert (polling.sighting("1"), len(calls)) == (poller.Sighting(job=None), 1)
 
 
+async def test_a_number_that_is_anothers_by_now_is_said(clock: Time) -> None:
+    """By an answer that is younger than the watch only: an older one names the last job of that number."""
+    polling = make(fake.FakeSource([RUNNING]), clock)
+    task = asyncio.create_task(polling.run())
+    await clock.advance(1)
+    polling.watch("1", lambda: None)
+    assert polling.sighting("1", is_it=lambda _: False) is None
+    polling.ask_soon()
+    await clock.advance(1)
+    task.cancel()
+    assert polling.sighting("1", is_it=lambda _: False) == poller.Sighting(job=None, is_anothers=True)
+    assert polling.sighting("1") == poller.Sighting(job=RUNNING)
+
+
 async def test_it_backs_off(clock: Time) -> None:
     """Failures space the questions out, a rate limit more so; wishes do not break through."""
     source = fake.FakeSource()
