@@ -12,6 +12,9 @@ root=${1:-$(mktemp -d /var/tmp/hpk-cold.XXXXXX)}
 packages=ca-certificates,curl,gcc,git,iproute2,libc6-dev,make,mount,procps,python3,python3-venv,util-linux
 go=$(go env GOROOT)
 
+# shellcheck source=scripts/progress.sh
+. "$tree/scripts/progress.sh"
+need_packages mmdebstrap
 "$tree/scripts/debian-sources.py" bookworm >"$root.list"
 mmdebstrap --quiet --variant=apt --include="$packages" bookworm "$root" - <"$root.list"
 rm "$root.list"
