@@ -148,16 +148,14 @@ def readiness(
         error: Why the last question had no answer, in the words of whoever asked; empty if it had one.
         silence_seconds: The patience.
     """
-    because = f": {error}" if error else ""
     if answered_at is None:
-        message = f"slurmctld has not answered since the kubelet started at {_stamp(started_at)}{because}"
-        return Readiness(is_ready=False, reason="SlurmUnavailable", message=message)
-    # An old answer is no silence if nobody has asked since: the site may want few questions.
-    if error and now - answered_at > silence_seconds:
-        # The instant, not the age: a message that changes with every look would be written with every look.
-        message = f"slurmctld has not answered since {_stamp(answered_at)}: {error}"
-        return Readiness(is_ready=False, reason="SlurmUnavailable", message=message)
-    return Readiness()
+        since = f"the kubelet started at {_stamp(started_at)}"
+    elif error and now - answered_at > silence_seconds:  # no error: nobody has asked since, and that is no silence
+        since = _stamp(answered_at)  # the instant, not the age, or every look would have a message to write
+    else:
+        return Readiness()
+    message = f"slurmctld has not answered since {since}" + (f": {error}" if error else "")
+    return Readiness(is_ready=False, reason="SlurmUnavailable", message=message)
 
 
 def labels(facts: Facts) -> dict[str, str]:
