@@ -107,7 +107,6 @@ class LinkServer:
         Raises:
             RuntimeError: The port is taken.
         """
-        heap.keep_what_is_freed()
         server = grpc.aio.server(options=OPTIONS)
         server.add_generic_rpc_handlers((_handlers(self._attach, self._session),))
         port: int = server.add_secure_port(self._address, self._credentials)
@@ -153,6 +152,7 @@ class LinkServer:
         Raises:
             errors.AgentUnavailable: Its agent is not on the line, is too old, or does not answer.
         """
+        heap.keep_what_is_freed()
         return await self._opener.open(uid, request)
 
     def _line(self, uid: str) -> opener.Line | None:

@@ -218,6 +218,52 @@ def test_connect_serves_any_program_while_it_runs(hpk: None) -> None:
     assert "Ready (cpu " in cluster.run(cluster.HPK, "status").stdout.decode()
 
 
+def test_connect_goes_by_ssh_where_it_is_told_to(hpk: None) -> None:
+    """With the site's own sshd; when the session hangs up, nothing stays on either host."""
+    by_ssh = ("env", "HPK_CONNECT=ssh", cluster.HPK, "connect", "--port=7444")
+    argv = [str(cluster.SITE), "run", "--user", cluster.USER, cluster.HOST, "--", *by_ssh]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as holding:
+        assert holding.stdout is not None
+        assert "by ssh: https://127.0.0.1:7444" in holding.stdout.readline()
+        assert not steps()
+        get = (cluster.HPK, "kubectl", "--context=hpk", "get")
+        assert b"gitVersion" in cluster.run(*get, "--raw", "/version").stdout
+        # Megabytes, in pieces that no line of a terminal would carry.
+        assert len(cluster.run(*get, "--raw", "/openapi/v2").stdout) > 1_000_000
+        holding.terminate()
+    nothing_is_left()
+
+
+def test_the_recipe_for_a_laptop(hpk: None) -> None:
+    """As docs/connect.md has it, from a host that reaches the login node only by ssh."""
+    laptop = "c2"
+    cluster.shell(
+        "ssh ctl .local/bin/hpk kubectl config view --raw --minify --flatten |"
+        " sed 's|server: .*|server: https://127.0.0.1:7445|' > laptop.kubeconfig && chmod 600 laptop.kubeconfig",
+        host=laptop,
+    )
+    by_ssh = ("ssh", "-tt", "-L", "7445:127.0.0.1:7445", "ctl", ".local/bin/hpk connect --port 7445")
+    argv = [str(cluster.SITE), "run", "--user", cluster.USER, laptop, "--", *by_ssh]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as holding:
+        assert holding.stdout is not None
+        assert "https://127.0.0.1:7445" in holding.stdout.readline()
+        asked = cluster.run(
+            *(cluster.HPK, "kubectl", "--kubeconfig", "laptop.kubeconfig", "get", "nodes", "-o", "name"), host=laptop
+        )
+        assert asked.stdout == b"node/hpk\n"
+        holding.terminate()
+    nothing_is_left()
+    cluster.shell("rm laptop.kubeconfig")
+
+
+def nothing_is_left() -> None:
+    """Of a tunnel that was held, and of what ssh started, on any host."""
+    kinds = (r"[/]tunnel\.py.*--hold", "[s]shd-session: alice", "^ *[0-9]+ ssh ", r"^ *1 .*[/]relay\.py")
+    left = f"ps -u alice -o ppid=,args= | grep -E '{'|'.join(kinds)}'; true"
+    for host in ("ctl", "c1", "c2"):
+        until(lambda host=host: cluster.shell(left, host=host) == "")  # type: ignore[misc]
+
+
 def stranger(port: int) -> str:
     """What the API server answers to another user of the login node, or why it does not."""
     asking = f"curl -ks -o /dev/null -w '%{{http_code}}' https://127.0.0.1:{port}/api/v1/secrets"

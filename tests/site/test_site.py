@@ -127,6 +127,14 @@ def test_hosts_do_not_see_each_other() -> None:
     assert client.out("c2", "hostname") == "c2"
 
 
+def test_users_log_in_from_host_to_host() -> None:
+    """By ssh without a password, each as himself only."""
+    for host in ("ctl", "c1", "c2"):
+        assert client.out("ctl", "ssh", host, "hostname; id -un", user="alice") == f"{host}\nalice"
+    refused = client.run("ctl", "ssh", "-o", "BatchMode=yes", "alice@c1", "true", user="bob")
+    assert (refused.returncode, "Permission denied" in refused.stderr) == (255, True)
+
+
 def test_node_local_folders_are_on_a_disk() -> None:
     """Overlays and emptyDirs may lie on /tmp and /scratch: neither is a tmpfs or an overlay."""
     kinds = client.out("c1", "stat", "-f", "-c", "%T", "/tmp", "/scratch").split()

@@ -29,6 +29,19 @@ pkill -KILL -P 1 -U "$SLURM_JOB_UID" -x 'squashfuse_ll|fuse-overlayfs'
 exit 0
 """
 
+# From any host to any other with the key that is in everybody's home, as on most clusters.  The hosts' own keys are
+# as old as the cluster, so they are not remembered.
+SSHD = """\
+HostKey /run/sshd/host_key
+AuthorizedKeysFile .ssh/authorized_keys
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+PermitRootLogin no
+UseDNS no
+"""
+SSH = "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+
 EXTENDED = {"etc/passwd": 0o644, "etc/group": 0o644, "etc/shadow": 0o640}  # the root file system's own, and modes
 # What belongs to another user than root, in the hosts' roots.  Folders that are missing are made.
 OWNERS = {
@@ -94,6 +107,8 @@ def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -
         "etc/resolv.conf": (f"nameserver {layout.GATEWAY}\noptions timeout:1 attempts:1\n", 0o644),
         "etc/nsswitch.conf": ("passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n", 0o644),
         "etc/munge/munge.key": (MUNGE_KEY, 0o400),
+        "etc/ssh/sshd_config": (SSHD, 0o644),
+        "etc/ssh/ssh_config": (SSH, 0o644),
         "etc/slurm/slurm.conf": (slurm(profile), 0o644),
         "etc/slurm/cgroup.conf": ("CgroupPlugin=disabled\n", 0o644),
         "etc/slurm/gres.conf": (gres(), 0o644),

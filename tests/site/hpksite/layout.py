@@ -101,6 +101,6 @@ PACKAGES = (
     "uidmap", "fuse3", "squashfuse", "fuse-overlayfs", "squashfs-tools", "fuse2fs", "gocryptfs", "libseccomp2",
     "docker-registry", "busybox-static", "tini",
     "procps", "psmisc", "lsof", "strace", "less", "file",
-    "sysbench", "fio", "socat",
+    "sysbench", "fio", "socat", "openssh-server", "openssh-client",
 )  # fmt: skip
 SUITE = "trixie"

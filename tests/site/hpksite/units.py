@@ -8,6 +8,7 @@ import base64
 import dataclasses
 import json
 import pathlib
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -68,8 +69,10 @@ def table(profile: layout.Profile, *, images: pathlib.Path) -> list[Unit]:
     out: list[Unit] = []
     for host in layout.HOSTS:
         out += [*_home(host), *_slurm(host, after=(f"home@{host.name}",))] if profile.poor_home else _slurm(host)
+        out += _ssh(host)
         if profile.filtered:
             out.append(_firewall(host))
+    out.append(_ssh_keys(controller, after=("home@ctl",) if profile.poor_home else ()))
     out.append(
         Unit(
             "slurmctld",
@@ -116,6 +119,37 @@ def _slurm(host: layout.Host, *, after: tuple[str, ...] = ()) -> list[Unit]:
             check=f"sinfo -h -n {host.name} -o %T | grep -qxE 'idle|mixed|allocated|completing'",
         ),
     ]
+
+
+def _ssh(host: layout.Host) -> list[Unit]:
+    def key(on: layout.Host) -> None:
+        inside.shell(on, "mkdir -p /run/sshd; ssh-keygen -q -t ed25519 -N '' -f /run/sshd/host_key")
+
+    return [
+        Unit("ssh-host-key", host, step=key, check="test -s /run/sshd/host_key.pub"),
+        Unit(
+            "sshd",
+            host,
+            daemon="/usr/sbin/sshd -D -e",
+            after=(f"ssh-host-key@{host.name}",),
+            check="timeout 2 bash -c '</dev/tcp/127.0.0.1/22'",
+        ),
+    ]
+
+
+def _ssh_keys(host: layout.Host, *, after: tuple[str, ...]) -> Unit:
+    """Every user may log in from one host to another; the homes are shared, so one host makes the keys."""
+
+    def keys(on: layout.Host) -> None:
+        for user in layout.USERS:
+            make = (
+                f"umask 077; cd /home/{user.name}; mkdir -p .ssh; rm -f .ssh/id_ed25519*; "
+                "ssh-keygen -q -t ed25519 -N '' -f .ssh/id_ed25519; cp .ssh/id_ed25519.pub .ssh/authorized_keys"
+            )
+            inside.shell(on, f"setpriv --reuid={user.uid} --regid={user.uid} --clear-groups sh -c {shlex.quote(make)}")
+
+    made = " && ".join(f"test -s /home/{user.name}/.ssh/authorized_keys" for user in layout.USERS)
+    return Unit("ssh-keys", host, step=keys, after=after, check=made)
 
 
 def _firewall(host: layout.Host) -> Unit:
