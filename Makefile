@@ -1,7 +1,7 @@
 # The commands of a checkout; each says what it does while it does it.  As root, on Debian 12 or newer, with Go
 # 1.26 and Python 3.11 or newer; what else is needed is installed or built, and cached outside the tree.
 
-.PHONY: help demo test check cases bench image clean
+.PHONY: help demo test check cases bench conformance image clean
 
 help:
 	@echo 'make demo                  from nothing to pods on a simulated Slurm cluster (45 min the first time, then 1)'
@@ -11,6 +11,7 @@ help:
 	@echo '                           ../shared/cases, or the named files and folders, on the running cluster'
 	@echo 'make bench [BENCH=NAME] [PROFILE=bare]'
 	@echo '                           measure, all or what begins with a name; writes build/bench.json'
+	@echo 'make conformance [FOCUS=REGEX] Kubernetes'"'"' own tests whose names match, on the running cluster (17 min to build)'
 	@echo 'make image                 build/hpk.sif'
 	@echo 'make clean                 stop the simulated cluster and remove what was built here; the cache stays'
 
@@ -28,6 +29,9 @@ cases:
 
 bench:
 	@SITE_PROFILE=$(or $(PROFILE),$(SITE_PROFILE)) scripts/bench.sh $(BENCH)
+
+conformance:
+	@scripts/conformance.sh '$(FOCUS)'
 
 image:
 	@scripts/build-image.sh

@@ -17,7 +17,7 @@ kube_flags="-s -w -X $version.gitVersion=v$kubernetes -X $version.gitMajor=1 -X 
 argo_flags="-s -w -X github.com/argoproj/argo-workflows/v4.version=v4.0.5"
 
 # name | folder of its go.mod | package | CGO_ENABLED | linker flags | minutes on two cores
-# A package that begins with ./ is one of the folder's only module, built in a copy of that module to which the
+# A package that begins with test: is of tests, and becomes their program. One that begins with ./ is one of the folder's only module, built in a copy of that module to which the
 # files of the folder's source/ are added; the module's own go.sum pins the rest.
 table="
 etcd                    | etcd       | go.etcd.io/etcd/server/v3                         | 0 | -s -w       | 1.5
@@ -29,6 +29,7 @@ agnhost                 | kubernetes | k8s.io/kubernetes/test/images/agnhost    
 coredns                 | coredns    | github.com/coredns/coredns                        | 0 | -s -w       | 4
 workflow-controller     | argo       | ./cmd/workflow-controller                         | 0 | $argo_flags | 5
 argoexec                | argo       | ./cmd/argoexec                                    | 0 | $argo_flags | 2
+e2e.test                | conformance | test:k8s.io/kubernetes/test/e2e                  | 0 | $kube_flags | 17
 "
 
 # Print the folder in which a package is built.
@@ -51,7 +52,9 @@ build() { # name folder package cgo flags minutes
     echo "build: $name (about $minutes minutes on two cores) ..." >&2
     mkdir -p "$cache"
     source=$(source_of "$folder" "$package")
-    (cd "$source" && CGO_ENABLED=$cgo go build -mod=readonly -trimpath -buildvcs=false -ldflags "$flags" -o "$file.$$" "$package")
+    local how=(build -buildvcs=false)
+    [ "$package" = "${package#test:}" ] || how=(test -c -vet=off)
+    (cd "$source" && CGO_ENABLED=$cgo go "${how[@]}" -mod=readonly -trimpath -ldflags "$flags" -o "$file.$$" "${package#test:}")
     mv "$file.$$" "$file"
     [ "$source" = "$here/$folder" ] || rm -rf "$source"
   fi

@@ -71,6 +71,20 @@ def argo() -> pathlib.Path:
         return _made(folder, "images-argo", *parts, make=make)
 
 
+def conformance() -> pathlib.Path:
+    """Return the layout of the images that Kubernetes' own tests name, making it if it is missing."""
+    built = ensure()
+    agnhost = built.programs / "agnhost"
+    source = pathlib.Path(images.__file__).read_text()
+
+    def make(building: pathlib.Path) -> None:
+        sh.say("making the images of Kubernetes' tests")
+        images.build_conformance(building, rootfs=built.rootfs, agnhost=agnhost)
+
+    with _alone() as folder:
+        return _made(folder, "images-conformance", source, built.rootfs.name, _identity(agnhost), make=make)
+
+
 @contextlib.contextmanager
 def _alone() -> Iterator[pathlib.Path]:
     """Give the folder for what is built; one process at a time, for clusters that are apart share it."""

@@ -31,6 +31,10 @@ PYTHON_PACKAGES = (
 )  # fmt: skip
 STREAM = "/usr/local/bin/stream"
 BENCHMARKS = ("/usr/bin/sysbench", "/usr/bin/fio", "/usr/bin/socat")
+# Of k8s.io/kubernetes/test/utils/image/manifest.go.
+AGNHOST_TAGS = ("2.66.1", "2.55")
+BUSYBOX_TAG = "1.37.0-2"
+PAUSE_TAG = "3.10.2"
 LEFT_OUT = ("/usr/share/doc", "/usr/share/man", "/usr/share/lintian", "/usr/share/bug")
 
 
@@ -188,18 +192,28 @@ def build_argo(folder: pathlib.Path, *, controller: pathlib.Path, executor: path
     layout.finish()
 
 
+def build_conformance(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path) -> None:
+    """Write what Kubernetes' own tests name into a new layout: their versions, made as the other images are."""
+    layout = Layout(folder)
+    for tag in AGNHOST_TAGS:
+        layout.add(f"e2e/agnhost:{tag}", agnhost_image(agnhost, beside=(_busybox_layer(rootfs),)))
+    layout.add(f"e2e/busybox:{BUSYBOX_TAG}", busybox(rootfs))
+    layout.add(f"e2e/pause:{PAUSE_TAG}", agnhost_image(agnhost))
+    layout.finish()
+
+
 def busybox(rootfs: pathlib.Path) -> Image:
     """Return static busybox with every applet, no entry point, command sh."""
     return Image(layers=(_busybox_layer(rootfs),), config={"Env": [PATH], "Cmd": ["sh"]})
 
 
-def agnhost_image(program: pathlib.Path) -> Image:
-    """Return Kubernetes' agnhost, which has no shell."""
+def agnhost_image(program: pathlib.Path, *, beside: tuple[bytes, ...] = ()) -> Image:
+    """Return Kubernetes' agnhost; it has no shell but what lies beside it."""
     layer = Layer()
     _skeleton(layer)
     layer.file("/agnhost", program.read_bytes(), mode=0o755)
     config = {"Env": [PATH], "Entrypoint": ["/agnhost"], "Cmd": ["pause"], "WorkingDir": "/"}
-    return Image(layers=(layer.finished(),), config=config)
+    return Image(layers=(*beside, layer.finished()), config=config)
 
 
 def python(rootfs: pathlib.Path) -> Image:

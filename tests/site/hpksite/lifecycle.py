@@ -7,7 +7,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from . import builds, config, hosts, images, inside, layout, members, network, paths, registry, run, sh, units
 
@@ -39,12 +39,12 @@ def up(profile: layout.Profile) -> None:
         sh.say(f"up after {time.monotonic() - started:.1f} s (profile {profile.name})")
 
 
-def argo() -> None:
-    """Make the running cluster's registry serve Argo's images, building them if need be; quick if it does."""
+def add_images(build: Callable[[], pathlib.Path]) -> None:
+    """Make the running cluster's registry serve further images, building them if need be; quick if it does."""
     with _lock():
         if run.host_pid(layout.CONTROLLER.name) is None:
             raise sh.SiteError(f"cannot add images: {layout.CONTROLLER.name} is not up")
-        images = builds.argo()
+        images = build()
         if not inside.holds(layout.CONTROLLER, registry.check(units.REGISTRY, images)):
             units.push(layout.CONTROLLER, images)
 

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from . import layout, lifecycle, sh
+from . import builds, layout, lifecycle, sh
 
 
 def parser() -> argparse.ArgumentParser:
@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     down = commands.add_parser("down", help="remove processes, namespaces and interfaces; /home stays")
     down.add_argument("--purge", action="store_true", help="remove the users' homes too")
     commands.add_parser("argo", help="let the registry serve Argo's images too, building them if they are missing")
+    commands.add_parser("conformance", help="the same for the images that Kubernetes' own tests name")
     commands.add_parser("status", help="what runs; exit code 0 only if all of it does")
     kill = commands.add_parser("kill", help="switch a host off without warning; up boots it again")
     kill.add_argument("host", choices=[host.name for host in layout.HOSTS])
@@ -38,7 +39,9 @@ def main(arguments: list[str]) -> int:
         if options.command == "up":
             lifecycle.up(layout.PROFILES[options.profile])
         elif options.command == "argo":
-            lifecycle.argo()
+            lifecycle.add_images(builds.argo)
+        elif options.command == "conformance":
+            lifecycle.add_images(builds.conformance)
         elif options.command == "down":
             lifecycle.down(purge=options.purge)
         elif options.command == "kill":
