@@ -90,8 +90,9 @@ prune() {
   done
 }
 
-# Byte code that is believed without a look at the source, whatever a copy did to the files' times.
-compile() { python3.13 -m compileall -q -j 2 --invalidation-mode unchecked-hash "$@"; }
+# Byte code that is believed without a look at the source, whatever a copy did to the files' times; -B, for the compiler
+# would leave its own modules in the ordinary way, and -f, for it would take them for done.
+compile() { python3.13 -B -m compileall -f -q -j 2 --invalidation-mode unchecked-hash "$@"; }
 
 case ${1:-} in
   install) install_packages ;;

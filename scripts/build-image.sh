@@ -92,7 +92,7 @@ mount_debian() { # base
 compile_in_namespace() { # base directory-with-opt/hpk/lib
   mount_debian "$1"
   mount --bind "$2/opt/hpk/lib" "$new/opt/hpk/lib"
-  chroot "$new" python$python -m compileall -q -j 2 --invalidation-mode unchecked-hash /opt/hpk/lib
+  chroot "$new" python$python -B -m compileall -f -q -j 2 --invalidation-mode unchecked-hash /opt/hpk/lib
 }
 
 # Apptainer, being real root in a strange root file system, must see that as the root of all mounts: pivot_root.

@@ -131,7 +131,9 @@ def test_a_kubelet_that_is_killed(pod: Pod) -> None:
     cluster.run("scancel", "--full", "--signal=KILL", "--name=hpk", "--me")
     for name in ("exec", "logs", "forward", "held"):
         code, said = until(lambda name=name: pod.ended(name), seconds=40)  # type: ignore[misc]
-        assert (code, said) == (0, "") if name == "held" else code and said, name
+        # An API server that outlives the kubelet by a moment ends the logs as if they were at their end.
+        is_clean = (code, said) == (0, "")
+        assert is_clean if name == "held" else (code and said) or (is_clean and name == "logs"), name
     assert time.monotonic() - began < 40
     cluster.start()
     until(pod.works_again)
