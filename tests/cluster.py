@@ -30,7 +30,7 @@ STRICT = os.environ.get("SITE_PROFILE") == "bare"
 STRICT_SETTINGS = SETTINGS + 'flags = "--time=30"\n'
 # It has no kubectl and filters ports, and only its login node reaches the registry.
 KUBECTL = (HPK, "kubectl") if STRICT else ("kubectl",)
-PULLED = ("busybox:1", "agnhost:2", "python:3", "layers:1", "alias/busybox:1", "multi:1")
+PULLED = ("busybox:1", "agnhost:2", "python:3", "layers:1", "alias/busybox:1", "multi:1", "bench:1")
 ACCOUNT = "s/^##SBATCH --account=.*/#SBATCH --account=research/"
 
 

@@ -37,6 +37,9 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "hundred-steps": workflows.hundred_steps,
 }
 
+NEED_MANY_JOBS = ("hundred-pods", "hundred-steps")
+"""Not measured where the site takes five jobs at a time: a hundred plain ones would not be accepted."""
+
 
 def main() -> int:
     """The command line."""
@@ -44,9 +47,10 @@ def main() -> int:
     parser.add_argument("--name", default="", help=f"only those that begin so; of {', '.join(BENCHMARKS)}")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    wanted = [name for name in BENCHMARKS if name.startswith(options.name)]
+    possible = [name for name in BENCHMARKS if not (cluster.STRICT and name in NEED_MANY_JOBS)]
+    wanted = [name for name in possible if name.startswith(options.name)]
     if not wanted:
-        parser.error(f"no benchmark begins with '{options.name}' (there are {', '.join(BENCHMARKS)})")
+        parser.error(f"no benchmark begins with '{options.name}' (there are {', '.join(possible)})")
     cluster.up(is_quiet=True)
     found: list[dict[str, Any]] = []
     for name in wanted:

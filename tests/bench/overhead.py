@@ -67,8 +67,8 @@ def compare(
     startup.put("probe.py")
     startup.put("programs.py")
     try:
-        done = cluster.run(
-            *("env", *startup.JOB, "python3", f"{startup.WORK}/programs.py", str(ROUNDS), json.dumps(setup)),
+        done = startup.client(
+            *(*startup.JOB, "python3", f"{startup.WORK}/programs.py", str(ROUNDS), json.dumps(setup)),
             seconds=60 + 30 * ROUNDS,
         )
     finally:

@@ -1,4 +1,4 @@
-"""Runs on the control host as the user: the same shell command in turn as a plain job and in a pod.
+"""Runs on a host of the cluster as the user: the same shell command in turn as a plain job and in a pod.
 
     programs.py ROUNDS SETUP
 

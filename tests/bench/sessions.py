@@ -1,4 +1,4 @@
-"""Runs on the control host as the user: exec, cp and port-forward against what Slurm and plain TCP do.
+"""Runs on a host of the cluster as the user: exec, cp and port-forward against what Slurm and plain TCP do.
 
     sessions.py WHAT ROUNDS SETUP
 

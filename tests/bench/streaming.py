@@ -34,14 +34,14 @@ def port_forward() -> list[dict[str, Any]]:
 
 
 def measure(what: str) -> dict[str, list[float]]:
-    """Run the probe as the user on the control host."""
+    """Run the probe as the user."""
     directory = f"{startup.WORK}/sessions-{secrets.token_hex(3)}"
     setup = {"image": overhead.IMAGE, "node": overhead.NODE, "directory": directory}
     startup.put("probe.py")
     startup.put("sessions.py")
     argv = ("python3", f"{startup.WORK}/sessions.py", what, str(ROUNDS[what]), json.dumps(setup))
     try:
-        done = cluster.run("env", *startup.JOB, *argv, seconds=600)
+        done = startup.client(*startup.JOB, *argv, seconds=600)
     finally:
         cluster.shell(f"rm -rf {directory}")
     found: dict[str, list[float]] = json.loads(done.stdout)
