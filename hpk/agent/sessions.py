@@ -217,23 +217,23 @@ async def _feed(client: peer.Peer, ends: _Ends, on_closed: Callable[[], None]) -
 async def _attach(
     target: container.Container, run: runs.Run, request: sessions.Attach, client: peer.Peer
 ) -> sessions.Ended:
-    """Show what the container writes, and hand on input, until its run or the client ends."""
+    """Show what the container writes, and hand on input, until its run or the client ends.
+
+    A client that ends its input ends the container's where that is for one client only (``stdinOnce``, no terminal);
+    else it has done what it came for and is let go, as by containerd (internal/cri/io/container_io.go), so that
+    ``kubectl run -i --leave-stdin-open`` returns.
+    """
     if target.capture is None:
         return _not_running(target)
-    ends = _Ends()
     capture, plan = target.capture, target.plan
-    if run.stdin is not None:
-        own = os.dup(run.stdin)  # others may be attached, too
-        ends.terminal = own if plan["tty"] else None
-        ends.input = own if plan["stdin"] and request.stdin else None
-        if ends.terminal is None and ends.input is None:
-            os.close(own)
-        else:
-            os.set_blocking(own, False)
+    ends = _ends_of(run, has_terminal=plan["tty"], has_input=plan["stdin"] and request.stdin)
 
     def close_input() -> None:
-        if ends.input is not None and plan.get("stdin_once") and not plan["tty"]:
-            runs.close_stdin(run)
+        if ends.input is not None:
+            if plan.get("stdin_once") and not plan["tty"]:
+                runs.close_stdin(run)
+            else:
+                tap.end()
         _close_input(ends)
 
     wanted = {name for name, is_wanted in (("stdout", request.stdout), ("stderr", request.stderr)) if is_wanted}
@@ -253,3 +253,14 @@ async def _attach(
     if tap.was_slow:
         return sessions.Ended(error="detached: the client did not read, and held the container up", reason="SlowReader")
     return sessions.Ended()
+
+
+def _ends_of(run: runs.Run, *, has_terminal: bool, has_input: bool) -> _Ends:
+    """What a client that attaches gets of a run's streams: descriptors of its own, for others may be attached, too."""
+    ends = _Ends()
+    if run.stdin is not None and (has_terminal or has_input):
+        own = os.dup(run.stdin)
+        os.set_blocking(own, False)
+        ends.terminal = own if has_terminal else None
+        ends.input = own if has_input else None
+    return ends
