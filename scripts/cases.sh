@@ -18,7 +18,7 @@ runner=$root/../shared/cases/run
 as_alice() { tests/site/site run --user alice ctl -- "$@"; }
 is_ready() { as_alice "${kubectl[@]}" --request-timeout=3s get node hpk </dev/null 2>/dev/null | grep -qw Ready; }
 
-runs=$(tests/site/site status | sed -n 's/^profile \([a-z]*\):.*/\1/p')
+runs=$({ tests/site/site status || true; } | sed -n 's/^profile \([a-z]*\):.*/\1/p')
 export SITE_PROFILE=${SITE_PROFILE:-${runs:-flannel}}
 kubectl=(kubectl) jobs=4
 [ "$SITE_PROFILE" != bare ] || { kubectl=(/home/alice/.local/bin/hpk kubectl) jobs=1; }
