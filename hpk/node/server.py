@@ -36,6 +36,8 @@ GOODBYE_SECONDS = 1.0
 """How long a stop waits for requests in flight; those who follow a log are cut at once."""
 LONGEST_HEADER_BYTES = 64 << 10
 """Tokens are long; aiohttp's 8 KiB is too short for some."""
+LONGEST_LINE_BYTES = 1 << 20
+"""A command's arguments are in the request's first line; as much as net/http of Go takes (DefaultMaxHeaderBytes)."""
 
 LONGEST_BODY_BYTES = 8 << 20
 """Of a review; the API server takes objects of up to 3 MiB."""
@@ -107,6 +109,7 @@ class KubeletServer:
             handler_cancellation=True,  # a client that goes away ends its request, and with it all that it holds
             keepalive_timeout=IDLE_SECONDS,
             shutdown_timeout=GOODBYE_SECONDS,
+            max_line_size=LONGEST_LINE_BYTES,
             max_field_size=LONGEST_HEADER_BYTES,
         )
         await runner.setup()

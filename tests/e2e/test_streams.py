@@ -187,6 +187,22 @@ def test_attach(pod: Pod, protocol: str) -> None:
     until(lambda: pod.space.phase(name) == "Succeeded")
 
 
+def test_input_that_ends_lets_the_client_go(pod: Pod) -> None:
+    """Of a container whose input stays open: the client returns, what it said was read, and the container runs on."""
+    run = "run open --image=ctl:5000/busybox:1 --restart=Never --attach --stdin --leave-stdin-open -- cat"
+    pod.shell(f"echo said | timeout 60 $K {run}")
+    until(lambda: pod.shell("$K logs open").stdout == "said\n")
+    assert pod.space.phase("open") == "Running"
+    pod.shell("$K delete pod open --now --wait=false")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_long_command(pod: Pod, protocol: str) -> None:
+    """Its arguments are in the request's first line, all the way."""
+    done = pod.shell("$K exec p -c c -- echo $(head -c 100000 /dev/zero | tr '\\0' a) | wc -c", protocol=protocol)
+    assert done.stdout == "100001\n"
+
+
 def test_the_python_client(pod: Pod) -> None:
     """Its stream(): outputs and exit code, a conversation, a terminal, a message of 32 MB, forwarded ports."""
     found = pod.python("plain", "interactive", "terminal", "large", "forward")

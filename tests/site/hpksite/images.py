@@ -35,6 +35,10 @@ BENCHMARKS = ("/usr/bin/sysbench", "/usr/bin/fio", "/usr/bin/socat")
 AGNHOST_TAGS = ("2.66.1", "2.55")
 BUSYBOX_TAG = "1.37.0-2"
 PAUSE_TAG = "3.10.2"
+# Alpine's busybox, on which agnhost is built, has this applet; Debian's has not.
+PRINTENV = """#!/bin/sh
+for name; do eval "printf '%s\\\\n' \\"\\$$name\\""; done
+"""
 LEFT_OUT = ("/usr/share/doc", "/usr/share/man", "/usr/share/lintian", "/usr/share/bug")
 
 
@@ -195,8 +199,10 @@ def build_argo(folder: pathlib.Path, *, controller: pathlib.Path, executor: path
 def build_conformance(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path) -> None:
     """Write what Kubernetes' own tests name into a new layout: their versions, made as the other images are."""
     layout = Layout(folder)
+    tools = Layer()
+    tools.file("/bin/printenv", PRINTENV, mode=0o755)
     for tag in AGNHOST_TAGS:
-        layout.add(f"e2e/agnhost:{tag}", agnhost_image(agnhost, beside=(_busybox_layer(rootfs),)))
+        layout.add(f"e2e/agnhost:{tag}", agnhost_image(agnhost, beside=(_busybox_layer(rootfs), tools.finished())))
     layout.add(f"e2e/busybox:{BUSYBOX_TAG}", busybox(rootfs))
     layout.add(f"e2e/pause:{PAUSE_TAG}", agnhost_image(agnhost))
     layout.finish()

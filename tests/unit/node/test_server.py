@@ -253,6 +253,12 @@ async def test_who_asks_nothing_is_hung_up_on(tmp_path: Path, said: bytes, monke
         writer.close()
 
 
+async def test_a_long_command_fits(world: World) -> None:
+    """All of an exec's arguments are in the request's first line: what the API server takes is taken here, too."""
+    async with world.apiserver().get("/pods", params={"command": "a" * 500_000}) as response:
+        assert response.status == 200
+
+
 @pytest.mark.parametrize("header", [b"X-%d: y\r\n", b"X: " + b"y" * 1000 + b"%d"])
 async def test_endless_headers_are_refused(world: World, header: bytes) -> None:
     """Before anybody has proved who they are nothing large is taken in, as one header or as many."""
