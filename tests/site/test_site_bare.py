@@ -86,7 +86,7 @@ def test_hosts_share_the_home_and_see_changes_a_moment_later() -> None:
 
 
 def test_a_user_may_be_over_quota() -> None:
-    """For tests, which make files (shells tell why only then): a mark in the export fills a user's home, and takes nothing from who is beside it."""
+    """For tests: a mark in the export lets a user make no file; nothing is taken from who is beside it."""
     try:
         client.site("run", "c1", "--", "touch", "/srv/home/.full-2000")
         done = client.run("c2", "sh", "-c", "rm -f more; echo x >more")
