@@ -150,7 +150,7 @@ async def test_a_child_that_keeps_failing_ends_everything(shells: Shells) -> Non
 
 async def test_never_ready_is_a_failure(shells: Shells) -> None:
     """A child that runs and never gets ready is stopped and given up, with the probe's last complaint."""
-    hung = shells.component("a", probe=Exists(shells.root / "never"), ready_seconds=0.05)
+    hung = shells.component("a", probe=Exists(shells.root / "never"), ready_seconds=0.4)
     made = supervisor.Supervisor([hung], policy=QUICK, attempts=2)
     with pytest.raises(ExceptionGroup) as caught:
         await made.run()
