@@ -17,8 +17,9 @@ kube_flags="-s -w -X $version.gitVersion=v$kubernetes -X $version.gitMajor=1 -X 
 argo_flags="-s -w -X github.com/argoproj/argo-workflows/v4.version=v4.0.5"
 
 # name | folder of its go.mod | package | CGO_ENABLED | linker flags | minutes on two cores
-# A package that begins with test: is of tests, and becomes their program. One that begins with ./ is one of the folder's only module, built in a copy of that module to which the
-# files of the folder's source/ are added; the module's own go.sum pins the rest.
+# A package that begins with test: is of tests, and becomes their program.  One that begins with ./ is one of the
+# folder's only module, built in a copy of that module to which the files of the folder's source/ are added; the
+# module's own go.sum pins the rest.
 table="
 etcd                    | etcd       | go.etcd.io/etcd/server/v3                         | 0 | -s -w       | 1.5
 flanneld                | flannel    | github.com/flannel-io/flannel                     | 1 | -s -w       | 2.5

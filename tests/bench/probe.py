@@ -1,6 +1,7 @@
 """Runs on a host of the cluster as the user, and measures how long a workload takes to start.
 
-Standard library and kubernetes only.
+Standard library only, and yaml.
+
 The workload is one program of one image: it makes a file on the shared home, whose time is its time stamp.
 ``direct`` is `sbatch` of a script that runs `apptainer exec IMAGE`, ``pod`` a pod of the same image and command
 created by a warm API client, ``kubectl`` the same by kubectl.  Each is timed from just before the submission to

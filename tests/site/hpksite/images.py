@@ -201,8 +201,9 @@ def build_conformance(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pa
     layout = Layout(folder)
     tools = Layer()
     tools.file("/bin/printenv", PRINTENV, mode=0o755)
+    with_shell = agnhost_image(agnhost, beside=(_busybox_layer(rootfs), tools.finished()))
     for tag in AGNHOST_TAGS:
-        layout.add(f"e2e/agnhost:{tag}", agnhost_image(agnhost, beside=(_busybox_layer(rootfs), tools.finished())))
+        layout.add(f"e2e/agnhost:{tag}", with_shell)
     layout.add(f"e2e/busybox:{BUSYBOX_TAG}", busybox(rootfs))
     layout.add(f"e2e/pause:{PAUSE_TAG}", agnhost_image(agnhost))
     layout.finish()
