@@ -234,7 +234,10 @@ class Report(TypedDict):
 
 
 class Submission(TypedDict):
-    """``job.json``: which Slurm job carries the pod, written by the kubelet right after sbatch."""
+    """``job.json``: which Slurm job carries the pod, written by the kubelet right after sbatch.
+
+    ``submitted_at`` is when it began to submit it, 0 if a kubelet did that could not say so any more.
+    """
 
     job_id: str
     submitted_at: float

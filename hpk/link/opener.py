@@ -21,8 +21,11 @@ from hpk.link import link_pb2, sessions, wire
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ANSWER_SECONDS = 10.0
-"""How long an agent has to dial back."""
+ARRIVAL_SECONDS = 10.0
+"""How long who opens a session waits for an agent that is not on the line: its report's file may say that a container
+runs before the agent of a busy node has connected, and agents dial anew when a kubelet is back."""
+ANSWER_SECONDS = 30.0
+"""How long an agent has to dial back; its pod may keep all cores of its job busy."""
 MOST_FOR_POD = 256
 """Sessions of one pod at a time: its agent has a few descriptors and a process for each."""
 MOST = 512
@@ -56,6 +59,7 @@ class Opener:
         self._waiting: dict[str, tuple[str, asyncio.Future[Session]]] = {}
         self._open: set[Session] = set()
         self._counts: dict[str, int] = {}
+        self._arrival = asyncio.Event()
 
     async def open(self, uid: str, request: sessions.Request) -> Session:
         """Begin a session in a pod.
@@ -63,13 +67,13 @@ class Opener:
         Raises:
             errors.AgentUnavailable: The agent is not on the line, is too old, does not answer, or has too many.
         """
-        line = self._ready_line(uid)
+        self._count(uid)
         name = secrets.token_hex(16)
         answer: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self._waiting[name] = (uid, answer)
-        self._counts[uid] = self._counts.get(uid, 0) + 1
-        session = None
+        line = session = None
         try:
+            line = await self._ready_line(uid)
             if not line.say(link_pb2.KubeletMessage(open=wire.open_message(name, request))):
                 raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: its agent does not listen")
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -92,18 +96,30 @@ class Opener:
         answer.result().abort_now()
         return True
 
-    def _ready_line(self, uid: str) -> Line:
-        line = self._line(uid)
-        if line is None:
-            raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: its agent is not connected now")
+    def _count(self, uid: str) -> None:
+        if self._counts.get(uid, 0) >= MOST_FOR_POD or sum(self._counts.values()) >= MOST:
+            raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: too many sessions; close some first")
+        self._counts[uid] = self._counts.get(uid, 0) + 1
+
+    async def _ready_line(self, uid: str) -> Line:
+        try:
+            async with asyncio.timeout(ARRIVAL_SECONDS):
+                while (line := self._line(uid)) is None:
+                    await self._arrival.wait()
+        except TimeoutError:
+            text = f"Cannot open a session in pod {uid}: its agent is not connected now"
+            raise errors.AgentUnavailable(text) from None
         if line.protocol < NEEDED_PROTOCOL:
             raise errors.AgentUnavailable(
                 f"Cannot open a session in pod {uid}: its agent is of version {line.version}, from before exec, attach "
                 "and port-forward; recreate the pod"
             )
-        if self._counts.get(uid, 0) >= MOST_FOR_POD or sum(self._counts.values()) >= MOST:
-            raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: too many sessions; close some first")
         return line
+
+    def meet(self) -> None:
+        """An agent is on the line: who waits for one looks again."""
+        self._arrival.set()
+        self._arrival = asyncio.Event()
 
     def lose(self, uid: str) -> None:
         """The agent is not on the line any more: who waits for it need not wait longer."""

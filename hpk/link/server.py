@@ -175,6 +175,7 @@ class LinkServer:
         if old := self._streams.get(uid):
             old.put(None)  # the agent has dialled anew before its old stream was known to be dead
         self._streams[uid] = stream
+        self._opener.meet()
         stream.put(link_pb2.KubeletMessage(welcome=link_pb2.Welcome(protocol=client.PROTOCOL, now=self._clock())))
         listening: asyncio.Task[None] | None = None
         try:

@@ -7,6 +7,8 @@ The stream is the fast way and the file the sure one: a report that the stream l
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -73,7 +75,7 @@ class Agents:
             LOG.warning("Cannot read a report", uid=uid, path=path, error=str(error))
             report = None
         if report is not None and report.get("uid") == uid:
-            self._keep(uid, report)
+            self._keep(uid, report, earliest=await self._submitted_at(uid))
         return self._reports.get(uid)
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
@@ -96,9 +98,19 @@ class Agents:
         """Drop what is known of a pod that is done with."""
         self._reports.pop(uid, None)
 
-    def _keep(self, uid: str, report: records.Report) -> bool:
+    async def _submitted_at(self, uid: str) -> float:
+        """When the pod's job was, in Unix seconds; long ago if that is not known."""
+        try:
+            submission: records.Submission | None = await asyncio.to_thread(
+                jobdir.read_json, self._state.pod(uid).submission
+            )
+        except (OSError, ValueError):
+            submission = None
+        return submission["submitted_at"] if submission else -math.inf
+
+    def _keep(self, uid: str, report: records.Report, *, earliest: float = -math.inf) -> bool:
         known = self._reports.get(uid)
         if known is not None and known["sequence"] >= report["sequence"]:
             return False
-        self._reports[uid] = clock.here(report)
+        self._reports[uid] = clock.here(report, earliest=earliest, latest=time.time())
         return True

@@ -6,15 +6,27 @@ compute node two minutes ahead would hold a Job up for two minutes, and its pods
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpk import records
 
 
-def here(report: records.Report) -> records.Report:
-    """The report with all times as our clock has them, as far as the agent knows how the two differ."""
+def here(report: records.Report, *, earliest: float = -math.inf, latest: float = math.inf) -> records.Report:
+    """The report with all times as our clock has them, as far as it is known how the two differ.
+
+    The agent knows once it has connected.  What it wrote before is moved, as a whole, no further than needed to lie
+    between two moments of our own.
+
+    Args:
+        report: In the node's time.
+        earliest: In Unix seconds, when the pod's job was submitted: it began no earlier.
+        latest: In Unix seconds, when the report was read.
+    """
     ahead = report.get("clock_ahead_seconds", 0.0)
+    ahead = min(ahead, report["started_at"] - earliest)
+    ahead = max(ahead, _newest(report) - latest)
     if not ahead:
         return report
     finished_at = report["finished_at"]
@@ -25,6 +37,15 @@ def here(report: records.Report) -> records.Report:
         "containers": {name: _container(record, ahead) for name, record in report["containers"].items()},
         "events": [{**event, "at": event["at"] - ahead} for event in report["events"]],
     }
+
+
+def _newest(report: records.Report) -> float:
+    """The last moment that it tells of."""
+    moments = [report["started_at"], report["finished_at"], *(event["at"] for event in report["events"])]
+    for record in report["containers"].values():
+        moments.append(record["started_at"])
+        moments += [run["finished_at"] for run in (record["terminated"], record["last_terminated"]) if run]
+    return max(moment for moment in moments if moment is not None)
 
 
 def _container(record: records.ContainerRecord, ahead: float) -> records.ContainerRecord:

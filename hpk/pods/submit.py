@@ -70,7 +70,7 @@ class JobPerPod:
             return None
         if submission is None or submission["job_id"] != job_id:
             LOG.info("Adopted a job", uid=uid, job=job_id)
-            await self._record(uid, job_id)
+            await self._record(uid, job_id, submitted_at=0.0)
         return model.Allocation(job_id=job_id, uid=uid)
 
     async def claimant(self, uid: str) -> model.Allocation | None:
@@ -86,13 +86,14 @@ class JobPerPod:
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
         """Submit the pod's job; at most once: see `find` for what a lost answer leads to."""
         directory = self._state.pod(uid)
+        began_at = time.time()
         job_id = await self._slurm.submit(script, directory=Path(directory.root))
-        await self._record(uid, job_id)
+        await self._record(uid, job_id, submitted_at=began_at)
         return model.Allocation(job_id=job_id, uid=uid)
 
-    async def _record(self, uid: str, job_id: str) -> None:
+    async def _record(self, uid: str, job_id: str, *, submitted_at: float) -> None:
         """Note the job for the next kubelet; a file system that refuses costs that one a question."""
-        submission: records.Submission = {"job_id": job_id, "submitted_at": time.time()}
+        submission: records.Submission = {"job_id": job_id, "submitted_at": submitted_at}
         path = self._state.pod(uid).submission
         try:
             await asyncio.to_thread(jobdir.write_json, path, submission)

@@ -135,9 +135,11 @@ def test_a_node_is_drained_loses_its_slurmd_and_reboots(space: conftest.Namespac
     until(lambda: cluster.shell(left, host=host, user="root") == "")
     subprocess.run([str(cluster.SITE), "up"], check=True, capture_output=True)
 
-    # The node loses its power, and is there again.
+    # The node loses its power, and is there again.  Slurm misses a job when its node registers, but gives each
+    # BatchStartTimeout and MessageTimeout, 20 s together, to begin: so quick is no real node's start.
     space.apply(pods.counted("rebooted", ENDLESS, restartPolicy="Always", flags=flags))
-    running(space, "rebooted")
+    job = running(space, "rebooted")["rebooted"]
+    until(lambda: int(cluster.shell(f"squeue -h -j {job} -o %M").strip().replace(":", "")) > 25)
     subprocess.run([str(cluster.SITE), "kill", host], check=True, capture_output=True)
     subprocess.run([str(cluster.SITE), "up"], check=True, capture_output=True)
     assert pods.ended(space, "rebooted", seconds=90) == "Failed"

@@ -190,7 +190,8 @@ def test_attach(pod: Pod, protocol: str) -> None:
 def test_input_that_ends_lets_the_client_go(pod: Pod) -> None:
     """Of a container whose input stays open: the client returns, what it said was read, and the container runs on."""
     run = "run open --image=ctl:5000/busybox:1 --restart=Never --attach --stdin --leave-stdin-open -- cat"
-    pod.shell(f"echo said | timeout 60 $K {run}")
+    done = pod.shell(f"echo said | timeout 60 $K {run}")
+    assert "falling back" not in done.stderr
     until(lambda: pod.shell("$K logs open").stdout == "said\n")
     assert pod.space.phase("open") == "Running"
     pod.shell("$K delete pod open --now --wait=false")

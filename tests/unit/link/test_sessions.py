@@ -237,10 +237,25 @@ def test_what_a_newer_end_says_is_not_misread() -> None:
     assert wire.event(link_pb2.FromAgent()) is None
 
 
-async def test_no_agent_no_session(kubelet: link.Kubelet) -> None:
-    """The error names the pod and says that its agent is not connected."""
+async def test_no_agent_no_session(kubelet: link.Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the pod and says that its agent is not connected; nothing is held for it."""
+    monkeypatch.setattr(opener, "ARRIVAL_SECONDS", 0.05)
     with pytest.raises(errors.AgentUnavailable, match=r"pod-9.*not connected"):
         await kubelet.server.open("pod-9", COMMAND)
+    assert not kubelet.server._opener._counts
+    assert not kubelet.server._opener._waiting
+
+
+async def test_an_agent_that_is_about_to_connect_is_waited_for(kubelet: link.Kubelet) -> None:
+    """A busy node's container may be told to run before its agent is on the line; others' arrivals change nothing."""
+    asking = asyncio.create_task(kubelet.server.open(UID, command("echo")))
+    kubelet.dial("pod-2")
+    await kubelet.until(("connected", "pod-2"))
+    assert not asking.done()
+    kubelet.dial(UID, serve=Agent().serve)
+    session = await asking
+    await session.close(sessions.STDIN)
+    assert (await collect(session))[2].exit_code == 3
 
 
 async def test_an_agent_from_before_sessions_is_said_to_be_too_old(

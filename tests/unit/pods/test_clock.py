@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from hpk.pods import clock
 
 
@@ -47,3 +49,27 @@ def test_a_clock_that_is_ours_changes_nothing() -> None:
     """The report as it is, also one of an agent that does not know."""
     same = report(0)
     assert clock.here(same) is same
+
+
+@pytest.mark.parametrize("ahead", [120.0, -2000.0])
+def test_before_the_agent_knows_times_lie_between_submission_and_reading(ahead: float) -> None:
+    """As a whole: what took a while still does."""
+    unknown = report(ahead)
+    unknown.pop("clock_ahead_seconds")
+    told = clock.here(unknown, earliest=990.0, latest=1310.0)
+    assert told["started_at"] >= 990
+    assert told["containers"]["c"]["started_at"] == told["started_at"] + 300 <= 1310
+    assert told["events"][0]["at"] == told["started_at"] + 1
+
+
+def test_the_end_is_not_after_its_reading() -> None:
+    """Of a pod that was over before its agent could connect."""
+    over: Any = report(0)
+    over["finished_at"] = 1400.0
+    assert clock.here(over, earliest=900.0, latest=1350.0)["finished_at"] == 1350.0
+
+
+def test_moments_that_fit_stay() -> None:
+    """The report as it is."""
+    same = report(0)
+    assert clock.here(same, earliest=1000.0, latest=1300.0) is same
