@@ -36,6 +36,7 @@ OPTIONS = (
     # Of one agent: the Attach stream, its sessions, and those that are about to end.
     ("grpc.max_concurrent_streams", opener.MOST_FOR_POD + 64),
     client.FIXED_WINDOW,
+    client.LARGE_FRAMES,
     # Two pieces: one is on its way while the other is handed on.
     ("grpc.http2.lookahead_bytes", 2 * sessions.CHUNK),
 )

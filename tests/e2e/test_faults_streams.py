@@ -42,7 +42,7 @@ AGAIN = r"""
 $K exec p -c c -- echo fine
 timeout 20 $K logs -f --tail=1 p -c counts | head -n 3 | wc -l
 $K port-forward p :18220 >again.out 2>&1 & forward=$!
-for i in $(seq 50); do grep -q Forwarding again.out && break; sleep 0.1; done
+for i in $(seq 200); do grep -q Forwarding again.out && break; sleep 0.1; done
 curl -s "http://127.0.0.1:$(sed -n 's/^Forwarding from 127.0.0.1:\([0-9]*\) .*/\1/p' again.out)/echo?msg=back"
 kill $forward
 """
@@ -177,9 +177,9 @@ def test_the_link_is_cut_for_a_minute(pod: Pod, link: Link) -> None:
     began = time.monotonic()
     code, said = until(lambda: pod.ended("exec"), seconds=40)
     assert (code, LOST in said) == (1, True), said
-    code, said = until(lambda: pod.ended("forward"), seconds=5)
+    code, said = until(lambda: pod.ended("forward"), seconds=15)
     assert (code, "error forwarding port 18220 to pod p, uid " in said, LOST in said) == (1, True, True), said
-    assert until(lambda: pod.ended("held"), seconds=5) == (0, "")
+    assert until(lambda: pod.ended("held"), seconds=15) == (0, "")
     refused = cluster.run("kubectl", "-n", pod.space.name, "exec", "p", "-c", "c", "--", "true", code=1)
     assert b"its agent is not connected now" in refused.stderr
     before = pod.count()

@@ -139,11 +139,12 @@ def test_a_client_that_never_reads_costs_little(pod: Pod) -> None:
     )
     host = cluster.shell("squeue -h --me -n hpk -o %N").strip()
     before = int(cluster.shell(resident, host=host))
-    stalled = "(timeout -s KILL 15 $K exec p -c c -- cat /dev/zero | sleep 15) >/dev/null 2>&1 &"
-    done = pod.shell(f"for i in 1 2 3 4 5; do {stalled} done; sleep 5; timeout 10 $K exec p -c c -- echo fine")
+    stalled = "(timeout -s KILL 90 $K exec p -c c -- cat /dev/zero | sleep 90) >/dev/null 2>&1 &"
+    done = pod.shell(f"for i in 1 2 3 4 5; do {stalled} done; sleep 5; timeout 30 $K exec p -c c -- echo fine")
     assert done.stdout == "fine\n"
     assert "cat /dev/zero" in pod.shell("$K exec p -c c -- ps -o args").stdout
     assert int(cluster.shell(resident, host=host)) - before < 150_000
+    pod.shell(f"pkill -KILL -f '^kubectl -n {pod.space.name} exec p -c c -- cat /dev/zero'; pkill -x -f 'sleep 90'")
     until(lambda: "cat /dev/zero" not in pod.shell("$K exec p -c c -- ps -o args", code=None).stdout, seconds=30)
 
 
