@@ -37,7 +37,13 @@ POD: dict[str, Any] = {
     "spec": {
         "terminationGracePeriodSeconds": 1,
         "containers": [
-            {"name": "c", "image": "${REGISTRY}/busybox:1", "command": ["sleep", "36000"]},
+            {
+                "name": "c",
+                "image": "${REGISTRY}/busybox:1",
+                "command": ["sleep", "36000"],
+                # Two hundred sessions are four hundred processes of the job, which Slurm adds up.
+                "resources": {"limits": {"memory": "2Gi"}},
+            },
             {
                 "name": "web",
                 "image": "${REGISTRY}/agnhost:2",
