@@ -106,6 +106,7 @@ cat <<'TEXT'
   tests/site/site run --user alice ctl -- bash -l    a shell on the login node, as the user; there:
     kubectl get pods -A; squeue; sinfo                 Kubernetes' view and Slurm's
     kubectl run -it --rm sh --image=ctl:5000/busybox:1 -- sh
+    kubectl create deployment web --image=ctl:5000/agnhost:2 -- /agnhost netexec    its registry has busybox:1, python:3, too
     hpk status; hpk down; hpk up
   tests/site/site down                               stop the simulated cluster
   make cases; make bench; make test                  what else there is

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hpk.agent import container, pod
     from hpk.link import peer
 
+LINGER_SECONDS = 2.0
+"""How long a client that ended its input is still shown what the container writes, where that input stays open."""
 _CHANNELS = {"stdout": sessions.STDOUT, "stderr": sessions.STDERR}
 
 
@@ -221,7 +223,8 @@ async def _attach(
 
     A client that ends its input ends the container's where that is for one client only (``stdinOnce``, no terminal);
     else it has done what it came for and is let go, as by containerd (internal/cri/io/container_io.go), so that
-    ``kubectl run -i --leave-stdin-open`` returns.
+    ``kubectl run -i --leave-stdin-open`` returns; but not at once, as there: who pipes a few lines into
+    ``kubectl debug -i`` wants to see what comes of them.
     """
     if target.capture is None:
         return _not_running(target)
@@ -233,7 +236,7 @@ async def _attach(
             if plan.get("stdin_once") and not plan["tty"]:
                 runs.close_stdin(run)
             else:
-                tap.end()
+                asyncio.get_running_loop().call_later(LINGER_SECONDS, tap.end)
         _close_input(ends)
 
     wanted = {name for name, is_wanted in (("stdout", request.stdout), ("stderr", request.stderr)) if is_wanted}

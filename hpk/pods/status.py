@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from hpk.kube import v1
 
 UNKNOWN_EXIT_CODE = 137
+LOST = "ContainerStatusUnknown"
+NOT_BEGUN = frozenset({"ContainerCreating", "PodInitializing"})
+"""Why a container waits that has not been started yet."""
 TERMINAL = frozenset({"Succeeded", "Failed"})
 OWN_ENDS = frozenset({"Deleted", "DeadlineExceeded", "Evicted", "SetupFailed"})
 """Reasons of an agent's end that explain themselves: Slurm knows nothing better."""
@@ -73,10 +76,11 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
     if facts.failure and phase != "Succeeded":
         phase = "Failed"
     reason, message = _why(facts, phase)
+    told = _of_the_failed(statuses, reason) if phase == "Failed" and facts.is_over else statuses
     pod_ip = facts.report["pod_ip"] if facts.report else None
     host_ip = facts.report["host_ip"] if facts.report else None
-    inits = [statuses[c.name] for c in pod.spec.init_containers]
-    apps = sorted((statuses[c.name] for c in pod.spec.containers), key=lambda s: str(s["name"]))
+    inits = [told[c.name] for c in pod.spec.init_containers if c.name in told]
+    apps = sorted((told[c.name] for c in pod.spec.containers if c.name in told), key=lambda s: str(s["name"]))
     return {
         "observedGeneration": pod.metadata.generation,
         "phase": phase,
@@ -88,7 +92,7 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
         "podIP": pod_ip,
         "podIPs": [{"ip": pod_ip}] if pod_ip else None,
         "initContainerStatuses": inits or None,
-        "containerStatuses": apps,
+        "containerStatuses": apps or None,
         "ephemeralContainerStatuses": [_ephemeral(pod, c, facts) for c in pod.spec.ephemeral_containers] or None,
         "conditions": _conditions(pod, statuses, facts, phase=phase, now=now),
     }
@@ -171,16 +175,33 @@ def _as_lost(made: dict[str, Any], facts: Facts) -> dict[str, Any]:
     running = made["state"].get("running")
     is_out_of_memory = facts.allocation is not None and facts.allocation.cause is model.Cause.OUT_OF_MEMORY
     if running is not None:
-        reason = "OOMKilled" if is_out_of_memory else "ContainerStatusUnknown"
-        message = "The container could not be located when the pod was terminated"
-        made["state"] = {
-            "terminated": _without_empty({"message": "" if is_out_of_memory else message})
-            | {"exitCode": UNKNOWN_EXIT_CODE, "reason": reason, "startedAt": running["startedAt"], "finishedAt": None}
-        }
+        lost = _lost(startedAt=running["startedAt"])
+        if is_out_of_memory:
+            lost = {key: value for key, value in lost.items() if key != "message"} | {"reason": "OOMKilled"}
+        made["state"] = {"terminated": lost}
     elif is_out_of_memory and (ended := made["state"].get("terminated")) and ended["exitCode"] != 0:
         # Slurm kills the whole job for memory: the signal that the agent saw was only how.
         made["state"] = {"terminated": {**ended, "reason": "OOMKilled", "exitCode": UNKNOWN_EXIT_CODE}}
     return made
+
+
+def _of_the_failed(statuses: Mapping[str, dict[str, Any]], reason: str) -> Mapping[str, dict[str, Any]]:
+    """The statuses of a failed pod's containers: none may seem to be about to start.
+
+    Of one whose end nobody recorded, all are lost.  One of which nothing ever ran has none, as one that the kubelet
+    rejects, so that kubectl shows the pod's own reason.
+    """
+    has_run = any("waiting" not in made["state"] or made["lastState"] for made in statuses.values())
+    if has_run or any(made["state"]["waiting"].get("reason") not in NOT_BEGUN for made in statuses.values()):
+        return statuses
+    if reason != LOST:
+        return {}
+    return {name: made | {"state": {"terminated": _lost(startedAt=None)}} for name, made in statuses.items()}
+
+
+def _lost(**times: str | None) -> dict[str, Any]:
+    message = "The container could not be located when the pod was terminated"
+    return {"message": message, "exitCode": UNKNOWN_EXIT_CODE, "reason": LOST, "finishedAt": None, **times}
 
 
 def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +270,7 @@ def _why(facts: Facts, phase: str) -> tuple[str, str]:
     ended = facts.report["ended"] if facts.report else None
     if phase == "Failed" and ended and ended["reason"] == "DeadlineExceeded":
         return "DeadlineExceeded", ended["message"]
-    if phase == "Failed" and (told := _job_failure(facts)):
+    if phase == "Failed" and (told := job_failure(facts)):
         return told
     if phase == "Pending" and state and state.phase is model.Phase.QUEUED:
         why = f": {state.reason}" if state.reason and state.reason != "None" else ""
@@ -257,7 +278,7 @@ def _why(facts: Facts, phase: str) -> tuple[str, str]:
     return "", ""
 
 
-def _job_failure(facts: Facts) -> tuple[str, str] | None:
+def job_failure(facts: Facts) -> tuple[str, str] | None:
     """(reason, message) of a pod whose job did not come to its own end."""
     ended = facts.report["ended"] if facts.report else None
     state = facts.allocation
@@ -274,7 +295,7 @@ def _job_failure(facts: Facts) -> tuple[str, str] | None:
         return ended["reason"], ended["message"] or f"{job} was ended from outside"
     if facts.report is None or not facts.report["finished_at"]:
         said = f"; the last that it printed: {facts.output}" if facts.output else ""
-        return "ContainerStatusUnknown", f"{job} ended and left no record of the pod's end{said}"
+        return LOST, f"{job} ended and left no record of the pod's end{said}"
     return None
 
 
@@ -288,7 +309,7 @@ def _how_evicted(ended: records.Ended, state: model.AllocationState | None) -> s
 
 def is_disrupted(facts: Facts) -> bool:
     """Whether the pod was ended by the cluster rather than by itself or its owner."""
-    told = _job_failure(facts)
+    told = job_failure(facts)
     ended = facts.report["ended"] if facts.report else None
     is_its_own = ended is not None and ended["reason"] in OWN_ENDS
     return bool(told and told[0] == "Evicted" and not is_its_own)

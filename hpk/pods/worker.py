@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from hpk.kube import v1
-from hpk.pods import ephemeral, gate, lastwords, launch, model, status
+from hpk.pods import ephemeral, events, gate, lastwords, launch, model, status
 
 if TYPE_CHECKING:
     from hpk.pods import services
@@ -87,6 +87,7 @@ class Worker:
         phase = await self._s.reporter.report(raw, pod, facts, now=datetime.now(UTC))
         if phase in status.TERMINAL:
             self._count(pod, facts, phase)
+            self._tell_end(pod, facts, phase)
             return await self._settle(raw, pod)
         return _sooner(again, self._patience(pod))
 
@@ -356,6 +357,16 @@ class Worker:
             self._told_queue = state.reason
             message = f"Slurm job {facts.job_id} is {state.state}: {state.reason}"
             self._s.recorder.tell(pod, "Normal", "Queued", message)
+
+    def _tell_end(self, pod: v1.Pod, facts: status.Facts, phase: str) -> None:
+        """Why the pod failed, where neither it nor its owner is the cause and no event has said so."""
+        if phase != "Failed" or facts.failure is not None or pod.metadata.deletion_timestamp is not None:
+            return
+        reason, message = status.job_failure(facts) or ("", "")
+        told = {event["reason"] for event in facts.report["events"]} if facts.report else set()
+        if reason and reason not in told:
+            kind: events.Kind = "Normal" if reason == "DeadlineExceeded" else "Warning"
+            self._s.recorder.tell(pod, kind, reason, message, key="end")
 
 
 def _grace(pod: v1.Pod) -> float:

@@ -148,6 +148,7 @@ class World:
         self.agents.line = self.line
         self.allocator.on_change = self.pods.mark
         self.gate = gate.Gate(on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK))
+        self.recorder = events.Recorder(api, component="kubelet", host="hpk")
         preparer: Any = self.preparer
         self.pods.serve(
             services.Services(
@@ -159,7 +160,7 @@ class World:
                 allocator=self.allocator,
                 agents=self.agents,
                 reporter=report.Reporter(api),
-                recorder=events.Recorder(api, component="kubelet", host="hpk"),
+                recorder=self.recorder,
                 state=self.state,
                 submissions=asyncio.Semaphore(1),
                 gate=self.gate,
@@ -201,6 +202,10 @@ class World:
         """The pod's status, as the API server has it."""
         found: dict[str, Any] = self.api.peek(f"{PODS}/{name}").get("status") or {}
         return found
+
+    def told(self) -> list[events.Event]:
+        """The events that wait to be posted; each once."""
+        return [self.recorder._queue.get_nowait() for _ in range(self.recorder._queue.qsize())]
 
     def exists(self, name: str = "p") -> bool:
         """Whether the API server has the pod."""

@@ -168,9 +168,11 @@ def _prepare(built: builds.Built) -> None:
     pathlib.Path(paths.HOME).mkdir(parents=True, exist_ok=True)
     for user in layout.USERS:
         home = pathlib.Path(paths.HOME, user.name)
-        home.mkdir(exist_ok=True)
+        if not home.exists():
+            shutil.copytree(built.rootfs / "etc/skel", home)
+            for part in (home, *home.iterdir()):
+                os.chown(part, user.uid, user.uid)
         home.chmod(0o700)
-        os.chown(home, user.uid, user.uid)
     for source, path in (
         (built.programs / "kubectl", "usr/local/bin/kubectl"),
         (built.stream, images.STREAM.lstrip("/")),

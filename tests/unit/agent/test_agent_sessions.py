@@ -355,8 +355,9 @@ async def test_attached_input_reaches_the_container_and_ends_once(bench: Bench) 
     await ended(task)
 
 
-async def test_input_stays_open_for_the_next_client(bench: Bench) -> None:
+async def test_input_stays_open_for_the_next_client(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without stdinOnce clients come, are let go when they have no more to say, and the container runs on."""
+    monkeypatch.setattr(agent_sessions, "LINGER_SECONDS", 0.02)
     bench.target.plan["stdin_once"] = False
     capture = bench.contain()
     for text in (b"one\n", b"two\n"):
@@ -366,6 +367,21 @@ async def test_input_stays_open_for_the_next_client(bench: Bench) -> None:
         assert await asyncio.to_thread(os.read, bench.theirs["stdin"], 100) == text
         assert (await ended(task)).error == ""
     await finish(bench, capture)
+
+
+async def test_what_comes_of_the_last_input_is_shown(bench: Bench) -> None:
+    """To a client that has ended its input already; ``kubectl debug -i`` with a pipe is one."""
+    bench.target.plan["stdin_once"] = False
+    capture = bench.contain()
+    client = Client()
+    task = bench.serve(ATTACH, client)
+    client.types(b"hostname\n", then_closes=True)
+    assert await asyncio.to_thread(os.read, bench.theirs["stdin"], 100) == b"hostname\n"
+    await asyncio.sleep(0.05)
+    os.write(bench.theirs["stdout"], b"p\n")
+    await client.sees(b"p\n")
+    await finish(bench, capture)
+    assert (await ended(task)).error == ""
 
 
 async def test_attached_input_that_nobody_wants_is_dropped(bench: Bench) -> None:

@@ -188,8 +188,32 @@ def test_a_restarting_container_keeps_the_pod_running() -> None:
 
 def test_a_refused_pod_is_failed_with_its_reason() -> None:
     """What the kubelet itself has failed never ran."""
-    wanted = made(pod(), failure=("UnsupportedField", "spec.hostPID is not supported"), is_over=True)
+    wanted = made(pod(inits=("i",)), failure=("UnsupportedField", "spec.hostPID is not supported"), is_over=True)
     assert (wanted["phase"], wanted["reason"]) == ("Failed", "UnsupportedField")
+    assert wanted["containerStatuses"] is wanted["initContainerStatuses"] is None  # none seems about to start
+
+
+def test_a_pod_that_was_cancelled_in_the_queue_is_evicted_with_no_container() -> None:
+    """What kubectl shows is the pod's own reason."""
+    over = allocation(model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    wanted = made(pod(), allocation=over, is_over=True)
+    assert (wanted["phase"], wanted["reason"], wanted["containerStatuses"]) == ("Failed", "Evicted", None)
+
+
+def test_a_pod_whose_end_nobody_recorded_has_lost_its_containers() -> None:
+    """They may have run: 137."""
+    over = allocation(model.Phase.ENDED, cause=model.Cause.FINISHED, state="FAILED")
+    wanted = made(pod(), allocation=over, is_over=True)
+    assert wanted["reason"] == "ContainerStatusUnknown"
+    lost = wanted["containerStatuses"][0]["state"]["terminated"]
+    assert (lost["exitCode"], lost["reason"]) == (137, "ContainerStatusUnknown")
+
+
+def test_why_a_container_of_a_failed_pod_could_not_be_made_is_still_told() -> None:
+    """An image that is not there, say, when the pod's time was over."""
+    waiting = {"c": ("ErrImagePull", "no such tag")}
+    wanted = made(pod(), failure=("DeadlineExceeded", "too long"), waiting=waiting, is_over=True)
+    assert wanted["containerStatuses"][0]["state"]["waiting"]["reason"] == "ErrImagePull"
 
 
 def test_an_equal_status_is_not_written_again() -> None:

@@ -228,7 +228,7 @@ async def test_a_kubelet_that_restarts_adopts_what_runs(world: path.World) -> No
 async def test_a_cancelled_job_fails_the_pod_with_the_reason(
     world: path.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What Slurm ended is Failed, whatever the restart policy, and is not run again."""
+    """What Slurm ended is Failed, whatever the restart policy, and is not run again; an event says so too."""
     monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
     monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world, restartPolicy="Always")
@@ -237,7 +237,18 @@ async def test_a_cancelled_job_fails_the_pod_with_the_reason(
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
     assert "cancelled" in world.status()["message"]
+    assert [event.message for event in world.told() if event.reason == "Evicted"] == [world.status()["message"]]
     assert world.allocator.submitted == [uid]
+
+
+async def test_no_event_blames_slurm_for_a_pod_that_is_deleted_in_the_queue(world: path.World) -> None:
+    """Its job is cancelled, by us."""
+    world.create()
+    await world.until(lambda: world.allocator.submitted != [])
+    world.allocator.say("101", phase=model.Phase.QUEUED, state="PENDING")
+    await world.delete()
+    await world.until(lambda: not world.exists())
+    assert "Evicted" not in {event.reason for event in world.told()}
 
 
 @pytest.mark.parametrize("skew", [120.0, -120.0])
