@@ -78,6 +78,9 @@ def test_a_container_more_that_looks_at_another(space: conftest.Namespace) -> No
     assert "/dev/pts/" in seen
     assert "42" in seen
     until(lambda: told(space, "shell").get("terminated", {}).get("exitCode") == 9)
+    # From a pipe: what comes of the last line is seen, though the input ended with it.
+    piped = f"printf 'echo $((6*7))\n' | kubectl -n {space.name} debug -i p {BUSYBOX} -c piped -- sh"
+    assert "42" in cluster.shell(piped)
     (one,) = space.get("pod", "p")["status"]["containerStatuses"]
     assert (one["restartCount"], one["ready"], space.phase("p")) == (0, True, "Running")
 

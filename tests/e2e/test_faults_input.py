@@ -109,6 +109,8 @@ def test_what_cannot_be_had_is_refused_by_name(
     if not told:
         assert pods.ended(space, name) == "Failed"
         told = pods.words(space, name)
+        reason = space.get("pod", name)["status"]["reason"]
+        assert f" {reason} " in space.kubectl("get", "pod", name, "--no-headers")
     assert re.search(expected, told, re.DOTALL), told
 
 
