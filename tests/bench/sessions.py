@@ -193,7 +193,7 @@ def port_forward(name: str) -> Iterator[int]:
             assert process.stdout
             yield int(re.findall(r"127\.0\.0\.1:(\d+)", process.stdout.readline())[0])
         finally:
-            process.kill()
+            process.terminate()  # not by KILL, which `hpk kubectl` could not hand on
 
 
 @contextlib.contextmanager
