@@ -74,7 +74,7 @@ class Agents:
         except (OSError, ValueError) as error:
             LOG.warning("Cannot read a report", uid=uid, path=path, error=str(error))
             report = None
-        if report is not None and report.get("uid") == uid:
+        if report is not None and report.get("uid") == uid and self._is_news(uid, report):
             self._keep(uid, report, earliest=await self._submitted_at(uid))
         return self._reports.get(uid)
 
@@ -108,9 +108,12 @@ class Agents:
             submission = None
         return submission["submitted_at"] if submission else -math.inf
 
-    def _keep(self, uid: str, report: records.Report, *, earliest: float = -math.inf) -> bool:
+    def _is_news(self, uid: str, report: records.Report) -> bool:
         known = self._reports.get(uid)
-        if known is not None and known["sequence"] >= report["sequence"]:
+        return known is None or known["sequence"] < report["sequence"]
+
+    def _keep(self, uid: str, report: records.Report, *, earliest: float = -math.inf) -> bool:
+        if not self._is_news(uid, report):
             return False
         self._reports[uid] = clock.here(report, earliest=earliest, latest=time.time())
         return True

@@ -175,10 +175,8 @@ def _as_lost(made: dict[str, Any], facts: Facts) -> dict[str, Any]:
     running = made["state"].get("running")
     is_out_of_memory = facts.allocation is not None and facts.allocation.cause is model.Cause.OUT_OF_MEMORY
     if running is not None:
-        lost = _lost(startedAt=running["startedAt"])
-        if is_out_of_memory:
-            lost = {key: value for key, value in lost.items() if key != "message"} | {"reason": "OOMKilled"}
-        made["state"] = {"terminated": lost}
+        reason = "OOMKilled" if is_out_of_memory else LOST
+        made["state"] = {"terminated": _lost(running["startedAt"], reason=reason)}
     elif is_out_of_memory and (ended := made["state"].get("terminated")) and ended["exitCode"] != 0:
         # Slurm kills the whole job for memory: the signal that the agent saw was only how.
         made["state"] = {"terminated": {**ended, "reason": "OOMKilled", "exitCode": UNKNOWN_EXIT_CODE}}
@@ -196,12 +194,18 @@ def _of_the_failed(statuses: Mapping[str, dict[str, Any]], reason: str) -> Mappi
         return statuses
     if reason != LOST:
         return {}
-    return {name: made | {"state": {"terminated": _lost(startedAt=None)}} for name, made in statuses.items()}
+    return {name: made | {"state": {"terminated": _lost(None)}} for name, made in statuses.items()}
 
 
-def _lost(**times: str | None) -> dict[str, Any]:
-    message = "The container could not be located when the pod was terminated"
-    return {"message": message, "exitCode": UNKNOWN_EXIT_CODE, "reason": LOST, "finishedAt": None, **times}
+def _lost(started_at: str | None, *, reason: str = LOST) -> dict[str, Any]:
+    """The terminated state of a container whose end nobody saw; the words are for one of which no more is known."""
+    message = "The container could not be located when the pod was terminated" if reason == LOST else ""
+    return _without_empty({"message": message}) | {
+        "exitCode": UNKNOWN_EXIT_CODE,
+        "reason": reason,
+        "startedAt": started_at,
+        "finishedAt": None,
+    }
 
 
 def _without_empty(values: dict[str, Any]) -> dict[str, Any]:

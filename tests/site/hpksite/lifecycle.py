@@ -170,9 +170,10 @@ def _prepare(built: builds.Built) -> None:
         home = pathlib.Path(paths.HOME, user.name)
         if not home.exists():
             shutil.copytree(built.rootfs / "etc/skel", home)
-            for part in (home, *home.iterdir()):
+            for part in home.iterdir():
                 os.chown(part, user.uid, user.uid)
         home.chmod(0o700)
+        os.chown(home, user.uid, user.uid)
     for source, path in (
         (built.programs / "kubectl", "usr/local/bin/kubectl"),
         (built.stream, images.STREAM.lstrip("/")),
