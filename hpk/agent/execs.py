@@ -60,6 +60,7 @@ class Command:
         *,
         files: dict[int, int],
         console: consoles.Console | None = None,
+        size: tuple[int, int] | None = None,
     ) -> None:
         """Start it.
 
@@ -69,13 +70,14 @@ class Command:
             argv: The program and its arguments.
             files: Its descriptor → ours; still ours to close.
             console: Where to send a terminal, if it is to have one.
+            size: Its columns and lines, if they are known.
 
         Raises:
             OSError: No process can be had.
         """
         self._argv = argv
         self._base = os.path.join(run.directory, f"exec-{time.monotonic_ns()}")
-        process = process_of(run.process, argv, has_terminal=console is not None)
+        process = process_of(run.process, argv, has_terminal=console is not None, size=size)
         jobdir.write_bytes(self._base, quickjson.dumps(process).encode("utf-8", "surrogateescape"))
         since = time.monotonic()
         pid_file = self._base + ".pid"
@@ -194,12 +196,15 @@ class _Output:
         os.close(self._descriptor)
 
 
-def process_of(process: dict[str, Any], argv: list[str], *, has_terminal: bool) -> dict[str, Any]:
+def process_of(
+    process: dict[str, Any], argv: list[str], *, has_terminal: bool, size: tuple[int, int] | None = None
+) -> dict[str, Any]:
     """The OCI process of a command beside the container's own; pure."""
     env = list(process["env"])
     if has_terminal and not any(one.startswith("TERM=") for one in env):
         env.append(f"TERM={oci.DEFAULT_TERMINAL}")
-    return process | {"args": argv, "env": env, "terminal": has_terminal}
+    sized = {"consoleSize": {"width": size[0], "height": size[1]}} if has_terminal and size else {}
+    return process | {"args": argv, "env": env, "terminal": has_terminal} | sized
 
 
 def failure(said: str, argv: list[str]) -> NotRunning:

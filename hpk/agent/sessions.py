@@ -122,7 +122,8 @@ async def _with_terminal(
         null = os.open("/dev/null", os.O_RDWR)
         try:
             files = dict.fromkeys((sessions.STDIN, sessions.STDOUT, sessions.STDERR), null)
-            command = execs.Command(surroundings, run, list(request.argv), files=files, console=console)
+            argv = list(request.argv)
+            command = execs.Command(surroundings, run, argv, files=files, console=console, size=request.size)
         finally:
             os.close(null)
         stack.callback(lambda: surroundings.in_background(command.kill()))

@@ -19,7 +19,8 @@ CHUNK = 512 << 10
 class Exec:
     """A program in a running container, with all that the container's own process has.
 
-    With ``tty`` standard error comes on channel 1, and ``stderr`` is ignored.
+    With ``tty`` standard error comes on channel 1, and ``stderr`` is ignored; ``size`` is the terminal's columns and
+    lines if the client's are known before the program starts: it finds them, where a later resize may find it halfway.
     """
 
     container: str
@@ -28,6 +29,7 @@ class Exec:
     stdout: bool = True
     stderr: bool = True
     tty: bool = False
+    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,6 +96,8 @@ def open_message(name: str, request: sessions.Request) -> link_pb2.Open:
         case sessions.Exec():
             argv = [word.encode("utf-8", "surrogateescape") for word in request.argv]
             exec_ = link_pb2.Exec(container=request.container, argv=argv, streams=_streams(request))
+            if request.size:
+                exec_.size.width, exec_.size.height = request.size
             return link_pb2.Open(session=name, exec=exec_)
         case sessions.Attach():
             attach = link_pb2.AttachTo(container=request.container, streams=_streams(request))
@@ -119,6 +121,7 @@ def request(message: link_pb2.Open) -> sessions.Request | None:
             stdout=streams.stdout,
             stderr=streams.stderr,
             tty=streams.tty,
+            size=(message.exec.size.width, message.exec.size.height) if message.exec.HasField("size") else None,
         )
     if kind == "attach":
         container, streams = message.attach.container, message.attach.streams

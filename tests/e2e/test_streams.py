@@ -112,7 +112,7 @@ def test_exec(pod: Pod, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_exec_in_a_terminal(pod: Pod, protocol: str) -> None:
-    """-it has a terminal, of the user's size."""
+    """-it has a terminal, of the user's size from the start."""
     line = "script -qec \"stty rows 31 cols 101; $K exec -it p -c c -- sh -c 'tty; stty size; exit 5'\" /dev/null"
     done = pod.shell(f"{line} </dev/null", protocol=protocol, code=5)
     assert "/dev/pts/" in done.stdout

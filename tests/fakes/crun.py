@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import sys
 import termios
 
@@ -28,6 +29,8 @@ def main() -> int:
             file.write(f"executable file `{process['args'][0]}` not found in $PATH: No such file or directory\n")
         return 1
     master, slave = os.openpty() if process["terminal"] else (-1, -1)
+    if size := process.get("consoleSize"):
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", size["height"], size["width"], 0, 0))
     child = os.fork()
     if child == 0:
         become(program, process, slave)

@@ -6,6 +6,9 @@ Source: pkg/streaming/remotecommand of k8s.io/cri-streaming.
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +32,8 @@ NAMES = ("stdin", "stdout", "stderr", "error", "resize")
 MOST_SIZE_BYTES = 4096
 """Of what may be the beginning of a terminal's size."""
 LARGEST_SIZE = 65535
+SIZE_SECONDS = 1.0
+"""How long a command waits for its terminal's size, which programs ask for when they start; some clients tell none."""
 
 
 class Client(Protocol):
@@ -199,10 +204,13 @@ async def _carried(
     client: Client, opener: sessions.Opener, uid: str, request: sessions.Exec | sessions.Attach
 ) -> sessions.Ended:
     """Open the session and carry it; it is given up when this is cancelled."""
+    sizes = Sizes(client.sizes)
+    if isinstance(request, sessions.Exec) and request.tty:
+        request = dataclasses.replace(request, size=await sizes.first())
     session = await opener.open(uid, request)
     try:
         async with asyncio.TaskGroup() as group:
-            inputs: list[Coroutine[Any, Any, None]] = [_sizes(client.sizes, session)] if request.tty else []
+            inputs: list[Coroutine[Any, Any, None]] = [_sizes(sizes, session)] if request.tty else []
             if request.stdin:
                 inputs.append(_stdin(client.stdin, session))
             tasks = [group.create_task(one) for one in inputs]
@@ -232,19 +240,35 @@ async def _stdin(inbox: wire.Inbox, session: sessions.Session) -> None:
     await session.close(sessions.STDIN)
 
 
-async def _sizes(inbox: wire.Inbox, session: sessions.Session) -> None:
-    reader = Sizes()
-    while data := await inbox.read():
-        for width, height in reader.feed(data):
-            await session.resize(width=width, height=height)
+async def _sizes(sizes: Sizes, session: sessions.Session) -> None:
+    while size := await sizes.read():
+        await session.resize(width=size[0], height=size[1])
 
 
 class Sizes:
     """Reads a terminal's sizes: JSON objects one after the other, cut anyhow."""
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: wire.Inbox) -> None:
+        """Know what they come from."""
+        self._inbox = inbox
+        self._found: collections.deque[tuple[int, int]] = collections.deque()
         self._rest = b""
         self._json = json.JSONDecoder()
+
+    async def first(self) -> tuple[int, int] | None:
+        """The first one, if it comes in time: a client that knows its terminal's size says it at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SIZE_SECONDS):
+                return await self.read()
+        return None
+
+    async def read(self) -> tuple[int, int] | None:
+        """The next columns and lines; None when no more will come."""
+        while not self._found:
+            if not (data := await self._inbox.read()):
+                return None
+            self._found.extend(self.feed(data))
+        return self._found.popleft()
 
     def feed(self, data: bytes) -> list[tuple[int, int]]:
         """The sizes that these bytes complete; what is none is passed over."""

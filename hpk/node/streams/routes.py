@@ -75,7 +75,7 @@ class Streams:
             agreed = _agree(request, spdy=asked.SPDY_REMOTE, websocket=asked.WEBSOCKET_REMOTE)
         except asked.Refused as error:
             return _refusal(error)
-        flags = {"stdin": wanted.stdin, "stdout": wanted.stdout, "stderr": wanted.stderr}
+        flags: dict[str, Any] = {"stdin": wanted.stdin, "stdout": wanted.stdout, "stderr": wanted.stderr}
         what: sessions.Exec | sessions.Attach = (
             sessions.Exec(container=container, argv=argv, tty=wanted.tty, **flags)
             if is_exec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
 import signal
@@ -131,7 +132,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     shutil.rmtree(directory)
 
 
-def shell(script: str, **streams: bool) -> sessions.Exec:
+def shell(script: str, **streams: Any) -> sessions.Exec:
     """A command of the shell."""
     return sessions.Exec(container="c", argv=("sh", "-c", script), **streams)
 
@@ -237,6 +238,14 @@ async def test_a_terminal_has_a_size_and_job_control(bench: Bench) -> None:
     await client.sees(b"interrupted\r\n43 132")
     assert (await ended(task)).exit_code == 0
     assert set(client.data) == {OUT}
+
+
+async def test_a_terminal_has_its_size_from_the_start(bench: Bench) -> None:
+    """Where the client told it in time: the first thing that a program asks for is right."""
+    request = dataclasses.replace(shell("stty size", tty=True), size=(101, 31))
+    client = Client()
+    assert (await ended(bench.serve(request, client))).exit_code == 0
+    assert client.data[OUT] == b"31 101\r\n"
 
 
 async def test_a_missing_command_on_a_terminal_is_said_too(bench: Bench) -> None:

@@ -174,6 +174,7 @@ async def test_a_request_arrives_as_it_was_made(kubelet: link.Kubelet, agent: Ag
             stdout=st.booleans(),
             stderr=st.booleans(),
             tty=st.booleans(),
+            size=st.none() | st.tuples(st.integers(1, 65535), st.integers(1, 65535)),
         ),
         st.builds(sessions.Attach, container=st.text(), stdin=st.booleans(), tty=st.booleans()),
         st.builds(sessions.Forward, port=st.integers(1, 65535)),

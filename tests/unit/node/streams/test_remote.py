@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -156,20 +157,42 @@ async def test_a_command_that_is_not_there_is_explained_on_stderr(world: World) 
 
 
 async def test_a_terminal_has_one_output_and_a_size(world: World) -> None:
-    """Stderr is not opened, sizes come as they change, whatever they are cut into."""
+    """Stderr is not opened; the program starts with the first size; others come as they change, cut anyhow."""
     client = await Spdy.open(world)
     path = f"{ALL}&tty=1"
     numbers = await client.remote(path, "v4.channel.k8s.io", "stdin", "stdout", "resize")
+    client.send(numbers[1], b"typed ahead")
+    assert world.opener.opened.empty()
+    client.send(numbers[3], b'{"Width":132,"Height":43}{"Width":80,"Height":24}\n{"Width"')
     session = await world.opener.opened.get()
     assert session.request == sessions.Exec(
-        container="c", argv=("cat", "a b"), stdin=True, stdout=True, stderr=False, tty=True
+        container="c", argv=("cat", "a b"), stdin=True, stdout=True, stderr=False, tty=True, size=(132, 43)
     )
-    client.send(numbers[3], b'{"Width":80,"Height":24}\n{"Width"')
+    assert await session.until_sent(0, 11) == b"typed ahead"
     client.send(numbers[3], b':100,"Height":30}{"Width":"x"}{"Width":0,"Height":1}{}{"Width":9,"Height":9}')
     while len(session.sizes) < 3:
         session.heard.clear()
         await session.heard.wait()
     assert session.sizes == [(80, 24), (100, 30), (9, 9)]
+    client.close()
+    await session.aborted.wait()
+
+
+@pytest.mark.parametrize("how", ["says nothing", "closes the stream"])
+async def test_a_client_that_tells_no_size_has_its_terminal(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It is not waited for for ever."""
+    if how == "says nothing":
+        monkeypatch.setattr(remote, "SIZE_SECONDS", 0.01)
+    client = await Spdy.open(world)
+    numbers = await client.remote(f"{ALL}&tty=1", "v4.channel.k8s.io", "stdin", "stdout", "resize")
+    if how == "closes the stream":
+        client.send(numbers[3], b"", is_last=True)
+    session = await world.opener.opened.get()
+    assert session.request == sessions.Exec(
+        container="c", argv=("cat", "a b"), stdin=True, stdout=True, stderr=False, tty=True
+    )
     client.close()
     await session.aborted.wait()
 
@@ -494,7 +517,8 @@ async def test_many_sessions_at_once(world: World) -> None:
 
 def test_sizes_of_hostile_clients() -> None:
     """Endless numbers, deep nesting and no end cost nothing and raise nothing."""
-    reader = remote.Sizes()
+    carrier: Any = SimpleNamespace(hold=print, release=print)
+    reader = remote.Sizes(wire.Inbox(carrier))
     assert reader.feed(b"[" * 100_000) == []
     assert reader.feed(b"}" * 10) == []
     assert reader.feed(b'{"Width":1e999,"Height":1}{"Width":' + b"9" * 5000 + b"}") == []
