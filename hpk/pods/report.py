@@ -12,7 +12,7 @@ import structlog
 
 from hpk import errors
 from hpk.kube import client
-from hpk.pods import status
+from hpk.pods import compare, status
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -43,8 +43,8 @@ class Reporter:
             errors.ApiUnavailable: It is away; nothing is lost, the facts stay.
         """
         current = self.current(raw).get("status") or {}
-        wanted = status.merge_transitions(status.status(pod, facts, now=now), current)
-        if not status.may_follow(current, wanted) or status.is_reported(wanted, current):
+        wanted = compare.merge_transitions(status.status(pod, facts, now=now), current)
+        if not compare.may_follow(current, wanted) or compare.is_reported(wanted, current):
             return str(current.get("phase", "Pending"))
         meta = pod.metadata
         body = {"metadata": {"uid": meta.uid}, "status": wanted}
