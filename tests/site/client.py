@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SITE = pathlib.Path(__file__).with_name("site")
+RUN = secrets.token_hex(3)
+"""Of this process, in its jobs' outputs: homes outlive clusters, whose job numbers begin at 1 again."""
 FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL"}
 
 
@@ -55,15 +58,26 @@ def eventually(probe: Callable[[], T | None], *, what: str, seconds: float = 30)
 
 
 def submit(script: str, *flags: str, user: str = "alice") -> str:
-    """Submit a batch script's text with flags and return the job's id; its output is job-ID.out at home."""
+    """Submit a batch script's text with flags and return the job's id; see :func:`output`."""
     text = f"#!/bin/bash\n{script}\n"
-    return out("ctl", "sbatch", "--parsable", "--output=job-%j.out", *flags, user=user, stdin=text)
+    return out("ctl", "sbatch", "--parsable", f"--output=job-{RUN}-%j.out", *flags, user=user, stdin=text)
+
+
+def output(job: str, *, user: str = "alice") -> str:
+    """What a job has written by now; nothing before it has begun."""
+    return run("ctl", "cat", f"job-{RUN}-{job}.out", user=user).stdout
+
+
+def remove_outputs() -> None:
+    """Of all this process's jobs."""
+    for user in ("alice", "bob"):
+        run("ctl", "sh", "-c", f"rm -f job-{RUN}-*.out", user=user)
 
 
 def finished(job: str, *, user: str = "alice", seconds: float = 60) -> str:
     """Wait for a job's end and return its output; an assertion if it does not end well."""
     state = end(job, user=user, seconds=seconds)
-    text = run("ctl", "cat", f"job-{job}.out", user=user).stdout
+    text = output(job, user=user)
     assert state == "COMPLETED", f"job {job} is {state}:\n{text}"
     return text
 

@@ -233,7 +233,7 @@ def test_memory_is_enforced() -> None:
     assert client.end(job) == "FAILED"
     reason = client.out("ctl", "squeue", "--states=all", "-h", "-j", job, "-o", "%r %R")
     assert "RaisedSignal:9" in reason
-    assert "exceeded memory limit" in client.out("ctl", "cat", f"job-{job}.out")
+    assert "exceeded memory limit" in client.output(job)
 
 
 def test_gpus_are_handed_out() -> None:
@@ -241,10 +241,10 @@ def test_gpus_are_handed_out() -> None:
     script = "echo $CUDA_VISIBLE_DEVICES; ls /dev/nvidia[0-9]"
     assert client.finished(client.submit(script, "--gres=gpu:2")) == "0,1\n/dev/nvidia0\n/dev/nvidia1\n"
     first = client.submit("echo $CUDA_VISIBLE_DEVICES; sleep 300", "--gres=gpu:1")
-    client.eventually(lambda: client.run("ctl", "cat", f"job-{first}.out").stdout, what="the first GPU job")
+    client.eventually(lambda: client.output(first), what="the first GPU job")
     second = client.finished(client.submit(script, "--gres=gpu:1"))
     client.out("ctl", "scancel", first)
-    assert client.out("ctl", "cat", f"job-{first}.out").splitlines()[0] != second.splitlines()[0]
+    assert client.output(first).splitlines()[0] != second.splitlines()[0]
     refused = client.run("ctl", "sbatch", "--gres=gpu:3", "--wrap", "true")
     assert "Requested node configuration is not available" in refused.stderr
 
@@ -259,7 +259,7 @@ def test_pods_have_addresses_and_reach_each_other() -> None:
         f"exec {POD} sh -c 'ip -4 -o addr show eth0; nc -l -p 7777 -e cat'", "--nodelist=c2", "--time=2"
     )
     try:
-        line = client.eventually(lambda: client.run("ctl", "cat", f"job-{listener}.out").stdout, what="c2's pod")
+        line = client.eventually(lambda: client.output(listener), what="c2's pod")
         address = line.split()[3].split("/")[0]
         assert address.startswith("10.244.")
         script = (
@@ -278,7 +278,7 @@ def test_pods_have_addresses_and_reach_each_other() -> None:
 def test_killed_pods_give_their_addresses_back() -> None:
     """A pod whose every process is killed at once leaves no address taken and no FUSE server running."""
     job = client.submit(f"exec {POD} sh -c 'ip -4 -o addr show eth0; exec sleep 300'", "--nodelist=c2")
-    line = client.eventually(lambda: client.run("ctl", "cat", f"job-{job}.out").stdout, what="the pod")
+    line = client.eventually(lambda: client.output(job), what="the pod")
     taken = f"/var/lib/cni/networks/fakeroot/{line.split()[3].split('/')[0]}"
     client.out("c2", "test", "-e", taken, user="root")
     client.out("ctl", "scancel", "--full", "--signal=KILL", job)
