@@ -71,6 +71,23 @@ async def test_of_fifty_replicas_that_sbatch_refuses_one_asks(world: World) -> N
     assert caught.value.seconds == gate.PAUSES["refused"].first_seconds
 
 
+async def test_when_the_one_that_went_ahead_fails_the_others_need_not_wait_for_it(world: World) -> None:
+    """They are told: the next pause is shorter than what it might have taken."""
+    assert await world.submit("p1", NOBODYS, LIMIT) == "refused"
+    world.now += gate.PAUSES["limits"].first_seconds
+    world.gate.check("p1", NOBODYS)  # and is on its way to sbatch
+    with pytest.raises(gate.Held) as caught:
+        world.gate.check("p2", NOBODYS)
+    assert caught.value.seconds == gate.PROBE_SECONDS
+    with pytest.raises(errors.SlurmUnavailable):
+        async with world.gate.turn("p1", NOBODYS):
+            raise LIMIT
+    assert world.woken == ["p2"]
+    with pytest.raises(gate.Held) as caught:
+        world.gate.check("p2", NOBODYS)
+    assert caught.value.seconds == 2 * gate.PAUSES["limits"].first_seconds
+
+
 async def test_after_each_pause_one_more_asks_and_the_pauses_grow(world: World) -> None:
     """In an hour of refusals sbatch is called some fifteen times, whatever the number of replicas."""
     for _ in range(3600):
