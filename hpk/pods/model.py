@@ -67,12 +67,14 @@ class AllocationState:
     Attributes:
         phase: See Phase.
         cause: Only when it ended.
+        is_ending: Whether Slurm ends it just now: the phase is still STARTED, and will be ENDED, or QUEUED again.
         state: Slurm's own word, such as ``PENDING`` or ``NODE_FAIL``.
         reason: Slurm's own reason, such as ``Priority`` or ``BeginTime``; empty if it gives none.
     """
 
     phase: Phase = Phase.UNKNOWN
     cause: Cause | None = None
+    is_ending: bool = False
     state: str = ""
     reason: str = ""
 

@@ -147,7 +147,9 @@ class JobPerPod:
 def state_of(job: slurm_model.Job) -> model.AllocationState:
     """What a job's state means for the pod."""
     if not job.state.is_over:
-        return model.AllocationState(phase=_phase(job.state), state=job.state.value, reason=job.reason)
+        return model.AllocationState(
+            phase=_phase(job.state), is_ending=job.state.is_ending, state=job.state.value, reason=job.reason
+        )
     cause = CAUSES.get(job.state, model.Cause.FINISHED)
     return model.AllocationState(phase=model.Phase.ENDED, cause=cause, state=job.state.value, reason=job.reason)
 

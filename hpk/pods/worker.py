@@ -36,6 +36,8 @@ LAST_WORD_SECONDS = 3.0
 """How long after its job ended the agent's last report may still come."""
 SLURM_WORD_SECONDS = 15.0
 """How long to wait for Slurm to say why it ended a job, once the agent has been signalled."""
+COMPLETING_SECONDS = 300.0
+"""The same for a job that Slurm says is ending: it speaks when the site's epilog is done, which may take minutes."""
 END_MARGIN_SECONDS = 10.0
 """What an agent may take beyond the grace before its job is cancelled."""
 DIAL_SECONDS = 10.0
@@ -308,7 +310,8 @@ class Worker:
             is_explained = ended is None or ended["reason"] in status.OWN_ENDS
             # By our own watch: the agent's clock need not be ours.
             seen_at = time.monotonic() if self._finished_seen_at is None else self._finished_seen_at
-            return is_explained or state.is_over or time.monotonic() - seen_at > SLURM_WORD_SECONDS
+            longest = COMPLETING_SECONDS if state.is_ending else SLURM_WORD_SECONDS
+            return is_explained or state.is_over or time.monotonic() - seen_at > longest
         if state.phase is model.Phase.ENDED:
             if not self._has_started and newest is None:
                 return True  # it was cancelled in the queue: no agent has a last word

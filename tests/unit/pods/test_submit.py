@@ -161,3 +161,13 @@ async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdi
     assert mine.observe(given).phase is model.Phase.GONE
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("word", "phase", "is_ending"),
+    [("COMPLETING", model.Phase.STARTED, True), ("RUNNING", model.Phase.STARTED, False)],
+)
+def test_a_job_that_slurm_ends_is_known_as_such(word: str, phase: model.Phase, is_ending: bool) -> None:  # noqa: FBT001
+    """It has not ended, and Slurm has yet to say why."""
+    state = submit.state_of(job("7", state=slurm_model.JobState(word)))
+    assert (state.phase, state.is_ending, state.is_over) == (phase, is_ending, False)

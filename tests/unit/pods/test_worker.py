@@ -268,6 +268,24 @@ async def test_slurms_word_is_waited_for_by_our_own_watch(
     assert time.monotonic() - began_at > 0.2
 
 
+async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the site's epilog takes: only then Slurm says what it did."""
+    monkeypatch.setattr(worker, "SLURM_WORD_SECONDS", 0.05)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = await running(world)
+    world.allocator.say("101", phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
+    ended = {"reason": "Signalled", "message": "Slurm ends the job"}
+    over = report(uid, 2, state="terminated", code=143, finished_at=time.time(), ended=ended)
+    await world.agents.took_report(uid, over)
+    await asyncio.sleep(0.3)
+    assert world.status()["phase"] == "Running"
+    world.allocator.say("101", phase=model.Phase.QUEUED, state="PENDING", reason="BeginTime")
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert "was requeued" in world.status()["message"]
+
+
 async def test_silence_of_slurm_changes_nothing(world: path.World) -> None:
     """UNKNOWN is not gone: a pod whose job Slurm does not speak of stays as it is."""
     uid = await running(world)
