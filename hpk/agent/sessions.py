@@ -237,7 +237,9 @@ async def _attach(
             if plan.get("stdin_once") and not plan["tty"]:
                 runs.close_stdin(run)
             else:
-                asyncio.get_running_loop().call_later(LINGER_SECONDS, tap.end)
+                loop = asyncio.get_running_loop()
+                # Not before what the container has written by then is read: its reader may be due in the same turn.
+                loop.call_later(LINGER_SECONDS, loop.call_soon, tap.end)
         _close_input(ends)
 
     wanted = {name for name, is_wanted in (("stdout", request.stdout), ("stderr", request.stderr)) if is_wanted}

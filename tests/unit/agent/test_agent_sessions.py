@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -531,6 +532,24 @@ async def test_a_server_on_ipv6_only_is_found(bench: Bench) -> None:
     async with server:
         await ended(bench.serve(sessions.Forward(port=server.sockets[0].getsockname()[1]), client))
     assert client.data[1] == b"six"
+
+
+async def test_what_was_written_in_time_is_shown_however_late_it_is_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine so busy that the agent sleeps for all the while that a client is kept: what is there comes first."""
+    monkeypatch.setattr(agent_sessions, "LINGER_SECONDS", 0.05)
+    bench.target.plan["stdin_once"] = False
+    capture = bench.contain()
+    client = Client()
+    task = bench.serve(ATTACH, client)
+    client.types(b"one\n", then_closes=True)
+    assert await asyncio.to_thread(os.read, bench.theirs["stdin"], 100) == b"one\n"
+    os.write(bench.theirs["stdout"], b"42\n")
+    time.sleep(0.1)  # noqa: ASYNC251 - nothing of the agent runs
+    await ended(task)
+    assert client.data == {OUT: b"42\n"}
+    await finish(bench, capture)
 
 
 async def test_a_connection_that_breaks_is_an_error(bench: Bench) -> None:
