@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 NAME = "hpk.io"
 OBJECT = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{NAME}"
-SECONDS = 3
-"""How long the API server waits for the kubelet: an answer takes milliseconds, and its absence changes little."""
+SECONDS = 10
+"""How long the API server waits for the kubelet, as by default: an answer takes milliseconds, unless all is busy."""
 TEMPLATES = {
     "apps": ["deployments", "replicasets", "statefulsets", "daemonsets"],
     "batch": ["jobs", "cronjobs"],
