@@ -46,12 +46,12 @@ def install() -> None:
     cluster.run("tar", "-x", stdin=archive.getvalue())
     cluster.run("bash", "-c", "mkdir -p argo-here; cat >argo-here/kustomization.yaml", stdin=OVERLAY.encode())
     cluster.kubectl("apply", "-k", "argo-here")
-    cluster.kubectl("-n", "argo", "rollout", "status", "deployment/workflow-controller", "--timeout=120s", seconds=130)
+    cluster.kubectl("-n", "argo", "rollout", "status", "deployment/workflow-controller", "--timeout=300s", seconds=320)
 
 
 def remove() -> None:
     """Take Argo away again."""
-    cluster.kubectl("delete", "-k", "argo-here", "--timeout=100s", code=None)
+    cluster.kubectl("delete", "-k", "argo-here", "--timeout=200s", code=None, seconds=220)
     cluster.run("rm", "-r", "argo", "argo-here")
 
 
@@ -78,7 +78,7 @@ class Workflows:
         """Change a workflow's spec, as `argo stop` and its like do."""
         self._space.kubectl("patch", "workflow", name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
-    def finished(self, name: str, *, seconds: float = 120) -> dict[str, Any]:
+    def finished(self, name: str, *, seconds: float = 300) -> dict[str, Any]:
         """A workflow when it has ended."""
 
         def ended() -> dict[str, Any] | None:

@@ -47,7 +47,9 @@ class Namespace:
     def remove(self) -> None:
         """Delete the namespace; its pods are gone then, and it itself after the five seconds of its controller."""
         cluster.kubectl("delete", "namespace", self.name, "--wait=false")
-        self.kubectl("delete", "pods", "--all", "--timeout=60s")  # nothing can make new ones there any more
+        self.kubectl(
+            "delete", "pods", "--all", "--timeout=300s", seconds=320
+        )  # nothing can make new ones there any more
 
     def pods(self) -> list[dict[str, Any]]:
         """All pods of the namespace."""
@@ -75,7 +77,7 @@ def jobs_of(uid: str) -> list[str]:
     return [match[1] for line in lines if uid in line and (match := re.match(r"JobId=(\d+)", line))]
 
 
-def until(holds: Callable[[], Any], *, seconds: float = 60) -> Any:
+def until(holds: Callable[[], Any], *, seconds: float = 180) -> Any:
     """Ask until the answer is true; what it was.  The cluster is another program: there is no event to wait for."""
     deadline = time.monotonic() + seconds
     pause = 0.1

@@ -16,8 +16,8 @@ from tests.e2e.faults import clocks
 if TYPE_CHECKING:
     from tests.e2e.conftest import Namespace
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240, func_only=True)]
-DEADLINE_SECONDS = 25
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500, func_only=True)]
+DEADLINE_SECONDS = 60
 SLACK_SECONDS = 15
 POD = """
     apiVersion: v1
@@ -95,18 +95,17 @@ def test_pods_on_a_node_whose_clock_is_off(space: Namespace, ahead: int) -> None
             space.apply(manifest)
         until(lambda: is_ready(space, "p") and is_ready(space, "again") and container(space, "again")["restartCount"])
         uid = space.get("pod", "p")["metadata"]["uid"]
+        # Until its agent has been on the line, its clock is what it says.
+        until(lambda: "clock_ahead_seconds" in cluster.shell(f"cat ~/.hpk/pods/{uid}/report.json"))
         report = json.loads(cluster.shell(f"cat ~/.hpk/pods/{uid}/report.json"))
         assert report["clock_ahead_seconds"] == pytest.approx(ahead, abs=SLACK_SECONDS)
         assert "tick" in space.kubectl("logs", "p", f"--since={SLACK_SECONDS}s")
         assert space.kubectl("exec", "p", "--", "echo", "here") == "here\n"
 
-        last = container(space, "again")["lastState"]["terminated"]
+        now = container(space, "again")
+        last = now["lastState"]["terminated"]
         assert last["exitCode"] == 3
-        assert (
-            at(last["startedAt"])
-            <= at(last["finishedAt"])
-            <= at(container(space, "again")["state"]["running"]["startedAt"])
-        )
+        assert at(last["startedAt"]) <= at(last["finishedAt"]) <= at(now["state"]["running"]["startedAt"])
 
         until(lambda: space.phase("late") == "Failed")
         late = space.get("pod", "late")["status"]
@@ -115,13 +114,15 @@ def test_pods_on_a_node_whose_clock_is_off(space: Namespace, ahead: int) -> None
         assert -SLACK_SECONDS <= at(ended["finishedAt"]) - at(late["startTime"]) - DEADLINE_SECONDS < SLACK_SECONDS
 
         # The pause between the Job's pods is ten seconds; with a finishedAt of two minutes later it would be 130.
-        until(lambda: space.get("job", "fails").get("status", {}).get("failed") == 2, seconds=110)
+        until(lambda: space.get("job", "fails").get("status", {}).get("failed") == 2)
+        made = [one for one in space.pods() if one["metadata"]["name"].startswith("fails-")]
+        first, second = sorted(at(one["metadata"]["creationTimestamp"]) for one in made)
+        assert 10 <= second - first < 110
         told = [space.get("pod", name)["status"] for name in ("p", "again", "late")]
         told += json.loads(space.kubectl("get", "events", "-o", "json"))["items"]
         # What a busy machine takes to connect an agent is all that its clock may still be off.
         first, last_moment = began_at - SLACK_SECONDS, time.time() + SLACK_SECONDS
         assert [one for one in told if any(not first <= moment <= last_moment for moment in times(one))] == []
-        space.kubectl("delete", "pod", "p", "again", "--timeout=30s")
 
 
 def test_the_doctor_names_the_clock(hpk: None) -> None:

@@ -198,16 +198,17 @@ def rebooted(space: Namespace) -> Iterator[None]:
 @pytest.mark.destructive
 @pytest.mark.usefixtures("rebooted")
 def test_a_control_plane_whose_node_dies_comes_back_elsewhere(space: Namespace) -> None:
-    """It loses its power, with etcd on its disk: what is a second old is there again, and pods are adopted."""
+    """It loses its power, with etcd on its disk: what was copied is there again, and pods are adopted."""
     node = where()
     other = "c2" if node == "c1" else "c1"
     space.apply(pod("p", "until test -e /e/go; do sleep 0.2; done", flags=f"--nodelist={other}"))
     until(lambda: space.phase("p") == "Running")
     job = space.job("p")
-    names = {f"c{number}" for number in range(20)}
+    names = {f"kept-{number}" for number in range(20)}
     listed = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in names]
     space.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
-    cluster.shell("sleep 1.5")  # older than what may be lost
+    copied = f"grep -rahoE 'configmaps/{space.name}/kept-[0-9]+' ~/.hpk/state/etcd | sort -u | wc -l"
+    until(lambda: int(cluster.shell(copied)) == len(names))  # what is younger may be lost
     control_plane = cluster.shell("squeue -h -n hpk -o %A").split()[0]
     subprocess.run([str(cluster.SITE), "kill", node], check=True, capture_output=True)
     cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test", user="root")

@@ -44,6 +44,7 @@ def elsewhere(hpk: None) -> Iterator[None]:
     finally:
         slurmd("true")
         cluster.site_up(is_quiet=True)
+        conftest.until(lambda: "Arch=x86_64" in architecture() and "State=IDLE" in architecture())
         cluster.start()
 
 

@@ -184,7 +184,6 @@ def test_the_link_is_cut_for_a_minute(pod: Pod, link: Link) -> None:
     assert b"its agent is not connected now" in refused.stderr
     before = pod.count()
     until(lambda: pod.end_of_the_one_that_ends() == 3)
-    assert time.monotonic() - began < CUT_SECONDS
     until(lambda: pod.count() > before)
     assert pod.ended("logs") is None
     time.sleep(max(0, CUT_SECONDS - (time.monotonic() - began)))

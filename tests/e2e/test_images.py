@@ -110,7 +110,7 @@ def test_refusals_have_the_kubelets_reasons(
     """Names that are none, and images that may not be pulled."""
     space.apply(pod("refused", image, imagePullPolicy=policy))
     until(lambda: waiting(space, "refused").get("reason") == reason)
-    assert words in space.events("refused")
+    until(lambda: words in space.events("refused"))
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_a_hundred_pods_at_once_all_succeed_each_once(space: conftest.Namespace)
               containers: [{name: c, image: "${REGISTRY}/busybox:1", command: ["true"]}]
         """
     )
-    space.kubectl("wait", "job/hundred", "--for=condition=Complete", "--timeout=400s", seconds=420)
+    space.kubectl("wait", "job/hundred", "--for=condition=Complete", "--timeout=500s", seconds=520)
     pods = space.pods()
     assert [one["status"]["phase"] for one in pods] == ["Succeeded"] * 100
     shown = cluster.shell("scontrol -o show job")
@@ -90,7 +90,7 @@ def test_the_queues_reason_is_in_status_and_event(space: conftest.Namespace) -> 
     """A user sees in kubectl why the pod waits."""
     space.apply(pod("late", ["true"], annotations={"slurm.hpk.io/flags": "--begin=now+1hour"}))
     until(lambda: "BeginTime" in space.get("pod", "late")["status"].get("message", ""))
-    assert re.search(r"Queued: Slurm job \d+ is PENDING: BeginTime", until(lambda: space.events("late")))
+    until(lambda: re.search(r"Queued: Slurm job \d+ is PENDING: BeginTime", space.events("late")))
 
 
 def test_logs_are_followed_to_the_end(space: conftest.Namespace) -> None:

@@ -6,6 +6,7 @@ import json
 import secrets
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,13 +146,14 @@ def test_a_client_that_never_reads_costs_little(pod: Pod) -> None:
     )
     host = cluster.shell("squeue -h --me -n hpk -o %N").strip()
     before = int(cluster.shell(resident, host=host))
-    stalled = "(timeout -s KILL 90 $K exec p -c c -- cat /dev/zero | sleep 90) >/dev/null 2>&1 &"
-    done = pod.shell(f"for i in 1 2 3 4 5; do {stalled} done; sleep 5; timeout 30 $K exec p -c c -- echo fine")
-    assert done.stdout == "fine\n"
-    assert "cat /dev/zero" in pod.shell("$K exec p -c c -- ps -o args").stdout
+    stalled = "(timeout -s KILL 600 $K exec p -c c -- cat /dev/zero | sleep 601) >/dev/null 2>&1 &"
+    pod.shell(f"for i in 1 2 3 4 5; do {stalled} done")
+    until(lambda: pod.shell("$K exec p -c c -- ps -o args").stdout.count("cat /dev/zero\n") == 5)
+    time.sleep(5)  # as much as it will ever be
+    assert pod.shell("timeout 60 $K exec p -c c -- echo fine").stdout == "fine\n"
     assert int(cluster.shell(resident, host=host)) - before < 150_000
-    pod.shell(f"pkill -KILL -f '^kubectl -n {pod.space.name} exec p -c c -- cat /dev/zero'; pkill -x -f 'sleep 90'")
-    until(lambda: "cat /dev/zero" not in pod.shell("$K exec p -c c -- ps -o args", code=None).stdout, seconds=30)
+    pod.shell(f"pkill -KILL -f '^kubectl -n {pod.space.name} exec p -c c -- cat /dev/zero'; pkill -x -f 'sleep 601'")
+    until(lambda: "cat /dev/zero" not in pod.shell("$K exec p -c c -- ps -o args", code=None).stdout)
 
 
 def test_cp_both_ways(pod: Pod) -> None:

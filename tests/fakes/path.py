@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PODS = "/api/v1/namespaces/ns/pods"
-SECONDS = 1.5
+SECONDS = 30.0
 """Longest wait of a test for something that must happen."""
 
 

@@ -31,6 +31,16 @@ def counted(name: str, script: str = "true", **fields: Any) -> str:
     return pod(name, line, volumes=[volume], container=container, **fields)
 
 
+def released(script: str) -> str:
+    """A counted pod's line of shell that begins when the test says so."""
+    return f"until test -e /counts/go; do sleep 0.2; done; {script}"
+
+
+def release() -> None:
+    """Let them begin."""
+    cluster.shell(f"touch {COUNTS}/go")
+
+
 def runs(name: str) -> int:
     """How often the pod's container has been run."""
     return len(cluster.shell(f"cat {COUNTS}/{name} 2>/dev/null; true").splitlines())
@@ -50,13 +60,13 @@ def words(space: conftest.Namespace, name: str) -> str:
     return f"{found.get('phase')} {found.get('reason')}: {found.get('message')}\n{states}\n{space.events(name)}"
 
 
-def ended(space: conftest.Namespace, name: str, *, seconds: float = 60) -> str:
+def ended(space: conftest.Namespace, name: str, *, seconds: float = 180) -> str:
     """The pod's final phase."""
     until(lambda: space.phase(name) in {"Succeeded", "Failed"}, seconds=seconds)
     return space.phase(name)
 
 
-def plain_pod_runs(space: conftest.Namespace, name: str, *, seconds: float = 60) -> None:
+def plain_pod_runs(space: conftest.Namespace, name: str, *, seconds: float = 180) -> None:
     """A pod without any fault comes to its good end."""
     space.apply(pod(name, "echo alive"))
     assert ended(space, name, seconds=seconds) == "Succeeded", words(space, name)
@@ -64,8 +74,14 @@ def plain_pod_runs(space: conftest.Namespace, name: str, *, seconds: float = 60)
 
 
 def kill(pattern: str, *, host: str, signal: str = "KILL") -> None:
-    """Send a signal to the processes of a host whose command line matches; an error if there is none."""
-    cluster.run("pkill", f"-{signal}", "-f", pattern, host=host, user="root")
+    """Send a signal to the processes of a host whose command line matches; an error if there is none.
+
+    Those that are killed are gone when this returns.
+    """
+    found = cluster.run("pgrep", "-d", " ", "-f", pattern, host=host, user="root").stdout.decode().strip()
+    cluster.shell(f"kill -{signal} {found}", host=host, user="root")
+    if signal == "KILL":
+        until(lambda: not cluster.shell(f"ps -o stat= -p '{found}' | grep -v Z; true", host=host, user="root"))
 
 
 def host_of(job: str) -> str:

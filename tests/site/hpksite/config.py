@@ -186,8 +186,8 @@ def slurm(profile: layout.Profile) -> str:
         "ReturnToService=2",
         "SlurmdTimeout=20",  # a node that is gone fails its jobs within half a minute
         "MessageTimeout=30",  # two cores carry three hosts
-        "MinJobAge=300",
-        "KillWait=5",
+        "MinJobAge=1200",  # longer than a test: what has run is counted at its end
+        "KillWait=10",  # less than Slurm's 30: tests wait for it
         "PropagateResourceLimits=NONE",
         "Epilog=/etc/slurm/epilog.sh",
         "JobAcctGatherType=jobacct_gather/linux",

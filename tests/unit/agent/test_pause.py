@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def until(holds: Callable[[], object]) -> None:
     """Wait for another process."""
-    limit = time.monotonic() + 1.5
+    limit = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < limit
         time.sleep(0.002)

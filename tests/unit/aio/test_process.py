@@ -27,7 +27,7 @@ async def start(script: str, tmp_path: Path) -> process.Process:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what no event announces."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - processes of the kernel, not tasks of ours
             await asyncio.sleep(0.005)
 

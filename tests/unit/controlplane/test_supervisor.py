@@ -99,7 +99,7 @@ async def test_dependents_wait_for_readiness_not_for_the_process(shells: Shells)
     """A child that runs but is not ready holds back those that need it, and a stop meanwhile is orderly."""
     never = shells.component("a", probe=Exists(shells.root / "never"))
     async with running(never, shells.component("b", needs=("a",))) as made:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not (shells.lines() and made.pid("a")):  # noqa: ASYNC110 - written by another process
                 await asyncio.sleep(0.005)
     assert shells.lines() == ["start a", "stop a"]
@@ -112,20 +112,21 @@ async def test_cancelled_before_anything_started(shells: Shells) -> None:
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await task
     assert made.pid("a") is None
 
 
 async def test_a_child_that_dies_is_restarted_alone(shells: Shells) -> None:
     """A crash restarts that child, with its readiness taken back meanwhile; its dependents keep running."""
-    once = (
-        f"test -e {shells.root / 'once'} || {{ touch {shells.root / 'once'} {shells.root / 'a'}; sleep 0.1; exit 1; }}"
-    )
+    root = shells.root
+    dies = f"touch {root}/once {root}/a; until test -e {root}/die; do sleep 0.01; done; exit 1"
+    once = f"test -e {root}/once || {{ {dies}; }}"
     async with running(shells.component("a", script=once), shells.component("b", needs=("a",))) as made:
         await made.ready("b").wait()
         second = made.pid("b")
-        async with asyncio.timeout(5):
+        (root / "die").touch()
+        async with asyncio.timeout(30):
             while made.ready("a").is_set():  # noqa: ASYNC110 - there is no event for no longer ready
                 await asyncio.sleep(0.002)
             await made.ready("a").wait()

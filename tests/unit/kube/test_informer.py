@@ -43,7 +43,7 @@ class World:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait for changes until it holds."""
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(30):
             while not holds():
                 self._wake.clear()
                 await self._wake.wait()
@@ -56,7 +56,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     made = World()
     made.put("old")
     task = asyncio.create_task(made.informer.run())
-    await asyncio.wait_for(made.informer.synced.wait(), 1.5)
+    await asyncio.wait_for(made.informer.synced.wait(), 30)
     yield made
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -248,7 +248,7 @@ async def test_who_asks_nothing_is_hung_up_on(tmp_path: Path, said: bytes, monke
     async with world.server:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.server.port, ssl=world.trust())
         writer.write(said)
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(30):
             assert await reader.read() == b""
         writer.close()
 

@@ -41,7 +41,7 @@ class World:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until it holds."""
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(30):
             while not holds():  # noqa: ASYNC110 - the fake has no event of its own
                 await asyncio.sleep(0.002)
 

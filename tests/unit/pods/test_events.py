@@ -44,7 +44,7 @@ async def told(api: kube.FakeKube) -> AsyncIterator[events.Recorder]:
 
 async def posted(api: kube.FakeKube, *, calls: int) -> list[dict[str, Any]]:
     """The events in the API server after this many requests."""
-    async with asyncio.timeout(1.5):
+    async with asyncio.timeout(30):
         while len(api.calls) < calls:  # noqa: ASYNC110 - the fake has no event of its own
             await asyncio.sleep(0.002)
     return await api.list(EVENTS)

@@ -194,7 +194,7 @@ async def ended(pid: int) -> None:
         descriptor = os.pidfd_open(pid)
         waiting = asyncio.Event()
         asyncio.get_running_loop().add_reader(descriptor, waiting.set)
-        await asyncio.wait_for(waiting.wait(), 1.5)
+        await asyncio.wait_for(waiting.wait(), 30)
     except ProcessLookupError:
         return
     finally:
