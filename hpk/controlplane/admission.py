@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAME = "hpk.io"
 OBJECT = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{NAME}"
 SECONDS = 10
-"""How long the API server waits for the kubelet, as by default: an answer takes milliseconds, unless all is busy."""
+"""How long the API server waits for the kubelet: Kubernetes' default. An answer takes milliseconds when all is calm."""
 TEMPLATES = {
     "apps": ["deployments", "replicasets", "statefulsets", "daemonsets"],
     "batch": ["jobs", "cronjobs"],

@@ -20,7 +20,7 @@ class Exec:
     """A program in a running container, with all that the container's own process has.
 
     With ``tty`` standard error comes on channel 1, and ``stderr`` is ignored; ``size`` is the terminal's columns and
-    lines if the client's are known before the program starts: it finds them, where a later resize may find it halfway.
+    lines, if they are known before the program starts: one that asks at once is told, where a resize comes later.
     """
 
     container: str

@@ -9,8 +9,8 @@ all; one of how those fare, where some that fail at once do; one of all pods tha
                              ▲                                   │
                              └───────────── trouble ─────────────┘
 
-Nothing is lost in a closed lane: its pods stay Pending, and are woken when it opens.  A lane that is new or had
-trouble lately takes one sbatch at a time, so that of fifty pods only one learns of it.
+Nothing is lost in a closed lane: its pods stay Pending, and are woken when it opens, or the one that tried has failed.
+A lane that is new or had trouble lately takes one sbatch at a time, so that of fifty pods only one learns of it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Gate:
     """All lanes.
 
     Attributes:
-        on_open: Called with the UID of each pod that was held and may try again.
+        on_open: Called with the UID of each pod that was held, when it may try again or the one that tried has failed.
     """
 
     def __init__(
@@ -232,8 +232,7 @@ class Gate:
             lane.closed_until, lane.careful_until = now + pause, now + pause + CAREFUL_SECONDS
             lane.text, lane.prober, lane.opened_at = text, None, None
             if was_tried:  # the others would wait for as long as it might have taken
-                for uid in list(lane.held):
-                    self.on_open(uid)
+                self._tell_all(lane)
 
     def _open(self, wanted: Sequence[Key]) -> None:
         now = self._clock()
@@ -243,9 +242,13 @@ class Gate:
             if lane.kind == "failed":
                 continue  # how it fares is not known yet
             lane.failures, lane.closed_until, lane.prober = 0, 0.0, None
-            held, lane.held = lane.held, {}
-            for uid in held:
-                self.on_open(uid)
+            self._tell_all(lane)
+
+    def _tell_all(self, lane: _Lane) -> None:
+        """Have all that are held look again; who must still wait is held anew."""
+        held, lane.held = lane.held, {}
+        for uid in held:
+            self.on_open(uid)
 
     def _wake_one(self, lane: _Lane) -> None:
         if lane.held:

@@ -251,10 +251,11 @@ class Worker:
         is_job_over = self._allocation is not None and self._is_released()
         if is_job_over and self._ended_at is None:
             self._ended_at = time.monotonic()
-        if newest and newest["finished_at"] and newest["ended"] and not is_job_over:
-            self._s.allocator.hurry()  # the agent was told to end: why, Slurm may know better
-        if self._allocation and not is_job_over and not is_connected and newest:
-            self._s.allocator.hurry()
+        # The agent was told to end: why, Slurm may know better.  Or it has gone.
+        was_told = newest and newest["finished_at"] and newest["ended"]
+        if self._allocation and not is_job_over and (was_told or (newest and not is_connected)):
+            is_slow = self._since_finished() > SLURM_WORD_SECONDS
+            self._s.allocator.hurry(after_seconds=LOOK_AGAIN_SECONDS if is_slow else 0.0)
         return status.Facts(
             started_at=self._started_at or datetime.now(UTC),
             waiting={**self._launch.waiting, **self._ephemeral.waiting},
@@ -308,16 +309,19 @@ class Worker:
         if newest and newest["finished_at"]:
             ended = newest["ended"]
             is_explained = ended is None or ended["reason"] in status.OWN_ENDS
-            # By our own watch: the agent's clock need not be ours.
-            seen_at = time.monotonic() if self._finished_seen_at is None else self._finished_seen_at
-            longest = COMPLETING_SECONDS if state.is_ending else SLURM_WORD_SECONDS
-            return is_explained or state.is_over or time.monotonic() - seen_at > longest
+            is_deleted = self._pod is None or self._pod.metadata.deletion_timestamp is not None
+            longest = COMPLETING_SECONDS if state.is_ending and not is_deleted else SLURM_WORD_SECONDS
+            return is_explained or state.is_over or self._since_finished() > longest
         if state.phase is model.Phase.ENDED:
             if not self._has_started and newest is None:
                 return True  # it was cancelled in the queue: no agent has a last word
             return self._ended_at is not None and time.monotonic() - self._ended_at >= self._last_word_seconds()
         silence = time.monotonic() - self._off_line_since
         return state.phase is model.Phase.GONE and silence >= LINK_SILENCE_SECONDS
+
+    def _since_finished(self) -> float:
+        """Seconds, by our own watch: the agent's clock need not be ours."""
+        return 0.0 if self._finished_seen_at is None else time.monotonic() - self._finished_seen_at
 
     def _last_word_seconds(self) -> float:
         """How long after its job's end the agent may still speak: as long as it takes, where it is on the line."""

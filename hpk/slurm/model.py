@@ -75,7 +75,7 @@ class JobState(enum.Enum):
 
     @property
     def is_ending(self) -> bool:
-        """Whether its programs are being ended: it will not run again, and may not have let go of all it holds."""
+        """Whether its programs are being ended: it may still hold all it had, and may be queued again afterwards."""
         return self in _ENDING
 
     @property

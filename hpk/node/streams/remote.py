@@ -209,6 +209,8 @@ async def _carried(
         request = dataclasses.replace(request, size=await sizes.first())
     session = await opener.open(uid, request)
     try:
+        if isinstance(request, sessions.Exec) and request.size:  # an agent may be older than this field
+            await session.resize(width=request.size[0], height=request.size[1])
         async with asyncio.TaskGroup() as group:
             inputs: list[Coroutine[Any, Any, None]] = [_sizes(sizes, session)] if request.tty else []
             if request.stdin:
@@ -257,9 +259,10 @@ class Sizes:
 
     async def first(self) -> tuple[int, int] | None:
         """The first one, if it comes in time: a client that knows its terminal's size says it at once."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SIZE_SECONDS):
-                return await self.read()
+        for seconds in (SIZE_SECONDS, 0):  # what came while nothing of ours ran is there, though the time is over
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    return await self.read()
         return None
 
     async def read(self) -> tuple[int, int] | None:

@@ -235,3 +235,8 @@ async def test_copying_goes_on_where_the_last_one_stopped(etcd: Etcd, tmp_path: 
     (tmp_path / "other" / "member" / "wal" / FIRST).write_bytes(etcd.last.content)
     assert other._step()
     assert etcd.copied() == {FIRST: etcd.last.content}
+
+
+def test_at_most_half_a_second_is_not_copied() -> None:
+    """Beside what a step takes: docs/faults.md promises it to users."""
+    assert mirror.PAUSE_SECONDS <= 0.5

@@ -274,27 +274,40 @@ async def test_a_full_disk_is_said(
         await images.ensure(f"{server.host}/a/b:1", policy="IfNotPresent")
 
 
-async def test_the_loop_does_not_wait_for_a_conversion(server: fake.FakeRegistry, images: store.ImageStore) -> None:
-    """While megabytes are fetched and compressed, the kubelet answers: its own thread works a few milliseconds at most.
+async def test_the_loop_does_not_wait_for_a_conversion(
+    server: fake.FakeRegistry, images: store.ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While megabytes are fetched and compressed, the kubelet answers: here the compression waits for it to do so.
 
-    The thread's own time is what counts: how late a loaded machine lets it run is not the loop's doing.
+    Nor does the loop work long at a time, by its thread's own time: how late a loaded machine lets it run is not its
+    doing.
     """
+    programs, began, goes_on = tmp_path / "programs", tmp_path / "began", tmp_path / "goes-on"
+    programs.mkdir()
+    held = f'touch {began}; until test -e {goes_on}; do sleep 0.01; done; exec {shutil.which("mksquashfs")} "$@"'
+    (programs / "mksquashfs").write_text(f"#!/bin/sh\n{held}\n")
+    (programs / "mksquashfs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     members = [fake.Member(name=f"f{number}", text=os.urandom(1 << 20)) for number in range(8)]
     server.push("a/b", tag="1", layers=(fake.tar(*members),))
     busy = []
 
     async def tick() -> None:
+        turns = 0
         while True:
             before = time.thread_time()
             await asyncio.sleep(0.002)
             busy.append(time.thread_time() - before)
+            turns += began.exists()
+            if turns == 20:
+                goes_on.touch()
 
     ticker = asyncio.create_task(tick())
     await images.ensure(f"{server.host}/a/b:1", policy="IfNotPresent")
     ticker.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await ticker
-    assert sorted(busy)[len(busy) * 9 // 10] < 0.01
+    assert max(busy) < 0.1
 
 
 async def test_sif_files_are_used_where_they_lie(images: store.ImageStore, tmp_path: Path) -> None:

@@ -286,6 +286,22 @@ async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(
     assert "was requeued" in world.status()["message"]
 
 
+@pytest.mark.parametrize("how", ["never says", "is deleted"])
+async def test_slurm_is_not_waited_for_for_ever(world: path.World, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A job that is stuck in its end; nobody needs a reason for a pod that is deleted."""
+    monkeypatch.setattr(worker, "SLURM_WORD_SECONDS", 0.05)
+    monkeypatch.setattr(worker, "COMPLETING_SECONDS", 0.1 if how == "never says" else 600.0)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = await running(world)
+    world.allocator.say("101", phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
+    if how == "is deleted":
+        await world.delete()
+    ended = {"reason": "Signalled", "message": "Slurm ends the job"}
+    over = report(uid, 2, state="terminated", code=143, finished_at=time.time(), ended=ended)
+    await world.agents.took_report(uid, over)
+    await world.until(lambda: not world.exists() or world.status()["phase"] == "Failed")
+
+
 async def test_silence_of_slurm_changes_nothing(world: path.World) -> None:
     """UNKNOWN is not gone: a pod whose job Slurm does not speak of stays as it is."""
     uid = await running(world)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -156,8 +157,9 @@ async def test_a_command_that_is_not_there_is_explained_on_stderr(world: World) 
     client.close()
 
 
-async def test_a_terminal_has_one_output_and_a_size(world: World) -> None:
+async def test_a_terminal_has_one_output_and_a_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stderr is not opened; the program starts with the first size; others come as they change, cut anyhow."""
+    monkeypatch.setattr(remote, "SIZE_SECONDS", 60)
     client = await Spdy.open(world)
     path = f"{ALL}&tty=1"
     numbers = await client.remote(path, "v4.channel.k8s.io", "stdin", "stdout", "resize")
@@ -170,10 +172,10 @@ async def test_a_terminal_has_one_output_and_a_size(world: World) -> None:
     )
     assert await session.until_sent(0, 11) == b"typed ahead"
     client.send(numbers[3], b':100,"Height":30}{"Width":"x"}{"Width":0,"Height":1}{}{"Width":9,"Height":9}')
-    while len(session.sizes) < 3:
+    while len(session.sizes) < 4:
         session.heard.clear()
         await session.heard.wait()
-    assert session.sizes == [(80, 24), (100, 30), (9, 9)]
+    assert session.sizes == [(132, 43), (80, 24), (100, 30), (9, 9)]  # the first again, for older agents
     client.close()
     await session.aborted.wait()
 
@@ -183,8 +185,7 @@ async def test_a_client_that_tells_no_size_has_its_terminal(
     world: World, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """It is not waited for for ever."""
-    if how == "says nothing":
-        monkeypatch.setattr(remote, "SIZE_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "SIZE_SECONDS", 0.01 if how == "says nothing" else 60)
     client = await Spdy.open(world)
     numbers = await client.remote(f"{ALL}&tty=1", "v4.channel.k8s.io", "stdin", "stdout", "resize")
     if how == "closes the stream":
@@ -513,6 +514,19 @@ async def test_many_sessions_at_once(world: World) -> None:
         group.create_task(pod())
         for index in range(count):
             group.create_task(one(index))
+
+
+async def test_a_size_that_came_while_the_kubelet_was_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is over, and it is there."""
+    monkeypatch.setattr(remote, "SIZE_SECONDS", 0.02)
+    carrier: Any = SimpleNamespace(hold=lambda _: None, release=lambda _: None)
+    inbox = wire.Inbox(carrier)
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.create_task(remote.Sizes(inbox).first())
+    await asyncio.sleep(0)
+    time.sleep(0.05)  # noqa: ASYNC251 - nothing of the kubelet runs
+    loop.call_soon(inbox.put, b'{"Width":3,"Height":4}')
+    assert await waiting == (3, 4)
 
 
 def test_sizes_of_hostile_clients() -> None:
