@@ -204,10 +204,10 @@ def test_a_control_plane_whose_node_dies_comes_back_elsewhere(space: Namespace) 
     space.apply(pod("p", "until test -e /e/go; do sleep 0.2; done", flags=f"--nodelist={other}"))
     until(lambda: space.phase("p") == "Running")
     job = space.job("p")
-    names = {f"kept-{number}" for number in range(20)}
+    names = {f"kept-{number}-end" for number in range(20)}
     listed = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in names]
     space.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
-    copied = f"grep -rahoE 'configmaps/{space.name}/kept-[0-9]+' ~/.hpk/state/etcd | sort -u | wc -l"
+    copied = f"grep -rahoE 'configmaps/{space.name}/kept-[0-9]+-end' ~/.hpk/state/etcd | sort -u | wc -l"
     until(lambda: int(cluster.shell(copied)) == len(names))  # what is younger may be lost
     control_plane = cluster.shell("squeue -h -n hpk -o %A").split()[0]
     subprocess.run([str(cluster.SITE), "kill", node], check=True, capture_output=True)
