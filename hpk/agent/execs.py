@@ -203,7 +203,7 @@ def process_of(
     env = list(process["env"])
     if has_terminal and not any(one.startswith("TERM=") for one in env):
         env.append(f"TERM={oci.DEFAULT_TERMINAL}")
-    sized = {"consoleSize": {"width": size[0], "height": size[1]}} if has_terminal and size else {}
+    sized = {"consoleSize": {"width": size[0], "height": size[1]}} if size else {}
     return process | {"args": argv, "env": env, "terminal": has_terminal} | sized
 
 

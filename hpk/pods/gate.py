@@ -228,7 +228,8 @@ class Gate:
         now = self._clock()
         for lane in (self._lane(key) for key in wanted if key[0] == kind):
             lane.failures += count
-            pause, was_tried = self._pauses[kind].after(lane.failures), lane.prober is not None
+            pause = self._pauses[kind].after(lane.failures)
+            was_tried = lane.prober is not None
             lane.closed_until, lane.careful_until = now + pause, now + pause + CAREFUL_SECONDS
             lane.text, lane.prober, lane.opened_at = text, None, None
             if was_tried:  # the others would wait for as long as it might have taken

@@ -47,9 +47,8 @@ class Namespace:
     def remove(self) -> None:
         """Delete the namespace; its pods are gone then, and it itself after the five seconds of its controller."""
         cluster.kubectl("delete", "namespace", self.name, "--wait=false")
-        self.kubectl(
-            "delete", "pods", "--all", "--timeout=300s", seconds=320
-        )  # nothing can make new ones there any more
+        # Nothing can make new ones there any more.
+        self.kubectl("delete", "pods", "--all", "--timeout=300s", seconds=320)
 
     def pods(self) -> list[dict[str, Any]]:
         """All pods of the namespace."""

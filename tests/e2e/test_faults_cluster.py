@@ -104,7 +104,7 @@ def test_slurmctld_is_away_for_half_a_minute(space: conftest.Namespace) -> None:
     until(lambda: "FailedSubmit: Cannot submit yet, will try again" in space.events("new"))
     lasting(lambda: space.phase("new") == "Pending", seconds=AWAY_SECONDS - (time.monotonic() - away))
     subprocess.run([str(cluster.SITE), "up"], check=True, capture_output=True)
-    assert pods.ended(space, "new", seconds=180) == "Succeeded"
+    assert pods.ended(space, "new") == "Succeeded"
     assert space.phase("through") == "Running"
     assert space.job("through") == jobs["through"]
     assert [pods.runs(name) for name in ("through", "ends", "new")] == [1, 1, 1]
@@ -161,7 +161,7 @@ def test_the_gateway_is_killed(space: conftest.Namespace) -> None:
 
 def test_the_kubelet_is_killed_in_each_stage_of_a_pods_path(space: conftest.Namespace) -> None:
     """It is started again in its job; every pod goes on from where it was, and none runs twice."""
-    until(lambda: int(cluster.shell("squeue -h --me -n hpk -o %M").strip().replace(":", "")) > 100)
+    pods.wait_until_it_is_started_again()
     space.apply(pods.counted("runs", ENDLESS, restartPolicy="Always"))
     space.apply(pods.counted("ending", STUBBORN, terminationGracePeriodSeconds=6))
     space.apply(pods.counted("queued", flags="--begin=now+20"))
@@ -182,7 +182,7 @@ def test_the_kubelet_is_killed_in_each_stage_of_a_pods_path(space: conftest.Name
     until(cluster.is_running)
     assert where() == host
     for name in ("queued", *stages):
-        assert pods.ended(space, name, seconds=180) == "Succeeded", pods.words(space, name)
+        assert pods.ended(space, name) == "Succeeded", pods.words(space, name)
         assert pods.runs(name) == 1
     assert pods.ended(space, "finishes") == "Failed"
     (one,) = space.get("pod", "finishes")["status"]["containerStatuses"]

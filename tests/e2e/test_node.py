@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 REPOSITORY = Path(__file__).parents[2]
 NODE = "/api/v1/nodes/hpk"
 ENTRY = b"2026-01-01T00:00:00.000000000Z stdout F %b\n"
-
 NOT_READY = "node.kubernetes.io/not-ready"
 
 

@@ -209,8 +209,6 @@ async def _carried(
         request = dataclasses.replace(request, size=await sizes.first())
     session = await opener.open(uid, request)
     try:
-        if isinstance(request, sessions.Exec) and request.size:  # an agent may be older than this field
-            await session.resize(width=request.size[0], height=request.size[1])
         async with asyncio.TaskGroup() as group:
             inputs: list[Coroutine[Any, Any, None]] = [_sizes(sizes, session)] if request.tty else []
             if request.stdin:
@@ -258,20 +256,24 @@ class Sizes:
         self._json = json.JSONDecoder()
 
     async def first(self) -> tuple[int, int] | None:
-        """The first one, if it comes in time: a client that knows its terminal's size says it at once."""
+        """The first one, if it comes in time: a client that knows its terminal's size says it at once.
+
+        It is read again: an agent may be too old to know it from the request.
+        """
         for seconds in (SIZE_SECONDS, 0):  # what came while nothing of ours ran is there, though the time is over
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    return await self.read()
-        return None
+                    await self._find()
+        return self._found[0] if self._found else None
 
     async def read(self) -> tuple[int, int] | None:
         """The next columns and lines; None when no more will come."""
-        while not self._found:
-            if not (data := await self._inbox.read()):
-                return None
+        await self._find()
+        return self._found.popleft() if self._found else None
+
+    async def _find(self) -> None:
+        while not self._found and (data := await self._inbox.read()):
             self._found.extend(self.feed(data))
-        return self._found.popleft()
 
     def feed(self, data: bytes) -> list[tuple[int, int]]:
         """The sizes that these bytes complete; what is none is passed over."""

@@ -379,14 +379,19 @@ async def test_input_stays_open_for_the_next_client(bench: Bench, monkeypatch: p
     await finish(bench, capture)
 
 
+async def typed_and_closed(bench: Bench, text: bytes) -> tuple[logs.Capture, Client, asyncio.Task[sessions.Ended]]:
+    """A client has ended its input, which the container has read and which stays open."""
+    bench.target.plan["stdin_once"] = False
+    capture, client = bench.contain(), Client()
+    task = bench.serve(ATTACH, client)
+    client.types(text, then_closes=True)
+    assert await asyncio.to_thread(os.read, bench.theirs["stdin"], 100) == text
+    return capture, client, task
+
+
 async def test_what_comes_of_the_last_input_is_shown(bench: Bench) -> None:
     """To a client that has ended its input already; ``kubectl debug -i`` with a pipe is one."""
-    bench.target.plan["stdin_once"] = False
-    capture = bench.contain()
-    client = Client()
-    task = bench.serve(ATTACH, client)
-    client.types(b"hostname\n", then_closes=True)
-    assert await asyncio.to_thread(os.read, bench.theirs["stdin"], 100) == b"hostname\n"
+    capture, client, task = await typed_and_closed(bench, b"hostname\n")
     await asyncio.sleep(0.05)
     os.write(bench.theirs["stdout"], b"p\n")
     await client.sees(b"p\n")
@@ -539,12 +544,7 @@ async def test_what_was_written_in_time_is_shown_however_late_it_is_read(
 ) -> None:
     """A machine so busy that the agent sleeps for all the while that a client is kept: what is there comes first."""
     monkeypatch.setattr(agent_sessions, "LINGER_SECONDS", 0.05)
-    bench.target.plan["stdin_once"] = False
-    capture = bench.contain()
-    client = Client()
-    task = bench.serve(ATTACH, client)
-    client.types(b"one\n", then_closes=True)
-    assert await asyncio.to_thread(os.read, bench.theirs["stdin"], 100) == b"one\n"
+    capture, client, task = await typed_and_closed(bench, b"one\n")
     os.write(bench.theirs["stdout"], b"42\n")
     time.sleep(0.1)  # noqa: ASYNC251 - nothing of the agent runs
     await ended(task)

@@ -251,6 +251,13 @@ async def test_no_event_blames_slurm_for_a_pod_that_is_deleted_in_the_queue(worl
     assert "Evicted" not in {event.reason for event in world.told()}
 
 
+async def was_signalled(world: path.World, uid: str, *, skew: float = 0.0) -> None:
+    """The agent says that Slurm has ended it."""
+    ended = {"reason": "Signalled", "message": "Slurm ends the job"}
+    over = report(uid, 2, state="terminated", code=143, finished_at=time.time() + skew, ended=ended)
+    await world.agents.took_report(uid, over)
+
+
 @pytest.mark.parametrize("skew", [120.0, -120.0])
 async def test_slurms_word_is_waited_for_by_our_own_watch(
     world: path.World, monkeypatch: pytest.MonkeyPatch, skew: float
@@ -259,11 +266,8 @@ async def test_slurms_word_is_waited_for_by_our_own_watch(
     monkeypatch.setattr(worker, "SLURM_WORD_SECONDS", 0.3)
     monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
-    finished_at = time.time() + skew
-    ended = {"reason": "Signalled", "message": "Slurm ends the job"}
-    over = report(uid, 2, state="terminated", code=143, finished_at=finished_at, ended=ended)
     began_at = time.monotonic()
-    await world.agents.took_report(uid, over)
+    await was_signalled(world, uid, skew=skew)
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert time.monotonic() - began_at > 0.2
 
@@ -276,9 +280,7 @@ async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(
     monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
     world.allocator.say("101", phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
-    ended = {"reason": "Signalled", "message": "Slurm ends the job"}
-    over = report(uid, 2, state="terminated", code=143, finished_at=time.time(), ended=ended)
-    await world.agents.took_report(uid, over)
+    await was_signalled(world, uid)
     await asyncio.sleep(0.3)
     assert world.status()["phase"] == "Running"
     world.allocator.say("101", phase=model.Phase.QUEUED, state="PENDING", reason="BeginTime")
@@ -296,9 +298,7 @@ async def test_slurm_is_not_waited_for_for_ever(world: path.World, monkeypatch: 
     world.allocator.say("101", phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
     if how == "is deleted":
         await world.delete()
-    ended = {"reason": "Signalled", "message": "Slurm ends the job"}
-    over = report(uid, 2, state="terminated", code=143, finished_at=time.time(), ended=ended)
-    await world.agents.took_report(uid, over)
+    await was_signalled(world, uid)
     await world.until(lambda: not world.exists() or world.status()["phase"] == "Failed")
 
 

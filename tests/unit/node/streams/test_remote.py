@@ -516,11 +516,16 @@ async def test_many_sessions_at_once(world: World) -> None:
             group.create_task(one(index))
 
 
+def new_inbox() -> wire.Inbox:
+    """Of a connection that has room for everything."""
+    carrier: Any = SimpleNamespace(hold=lambda _: None, release=lambda _: None)
+    return wire.Inbox(carrier)
+
+
 async def test_a_size_that_came_while_the_kubelet_was_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time is over, and it is there."""
     monkeypatch.setattr(remote, "SIZE_SECONDS", 0.02)
-    carrier: Any = SimpleNamespace(hold=lambda _: None, release=lambda _: None)
-    inbox = wire.Inbox(carrier)
+    inbox = new_inbox()
     loop = asyncio.get_running_loop()
     waiting = asyncio.create_task(remote.Sizes(inbox).first())
     await asyncio.sleep(0)
@@ -531,8 +536,7 @@ async def test_a_size_that_came_while_the_kubelet_was_late_counts(monkeypatch: p
 
 def test_sizes_of_hostile_clients() -> None:
     """Endless numbers, deep nesting and no end cost nothing and raise nothing."""
-    carrier: Any = SimpleNamespace(hold=print, release=print)
-    reader = remote.Sizes(wire.Inbox(carrier))
+    reader = remote.Sizes(new_inbox())
     assert reader.feed(b"[" * 100_000) == []
     assert reader.feed(b"}" * 10) == []
     assert reader.feed(b'{"Width":1e999,"Height":1}{"Width":' + b"9" * 5000 + b"}") == []
