@@ -251,9 +251,9 @@ class Worker:
         is_job_over = self._allocation is not None and self._is_released()
         if is_job_over and self._ended_at is None:
             self._ended_at = time.monotonic()
-        # The agent was told to end: why, Slurm may know better.  Or it has gone.
-        was_told = newest and newest["finished_at"] and newest["ended"]
-        if self._allocation and not is_job_over and (was_told or (newest and not is_connected)):
+        # The agent has gone, or was told to end: why, Slurm may know better.
+        is_told = newest and newest["finished_at"] and newest["ended"]
+        if self._allocation and newest and not is_job_over and (is_told or not is_connected):
             is_slow = self._since_finished() > SLURM_WORD_SECONDS
             self._s.allocator.hurry(after_seconds=LOOK_AGAIN_SECONDS if is_slow else 0.0)
         return status.Facts(
@@ -301,15 +301,14 @@ class Worker:
 
     def _is_over(self) -> bool:
         """Whether nothing of the pod runs or will run, and it is known why."""
+        is_deleted = self._pod is not None and self._pod.metadata.deletion_timestamp is not None
         if self._allocation is None:
-            is_deleted = self._pod is not None and self._pod.metadata.deletion_timestamp is not None
             return self._launch.failure is not None or (is_deleted and self._launch.has_looked)
         state = self._state(self._allocation)
         newest = self._s.agents.newest(self.uid)
         if newest and newest["finished_at"]:
             ended = newest["ended"]
             is_explained = ended is None or ended["reason"] in status.OWN_ENDS
-            is_deleted = self._pod is None or self._pod.metadata.deletion_timestamp is not None
             longest = COMPLETING_SECONDS if state.is_ending and not is_deleted else SLURM_WORD_SECONDS
             return is_explained or state.is_over or self._since_finished() > longest
         if state.phase is model.Phase.ENDED:
