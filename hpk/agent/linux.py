@@ -1,4 +1,4 @@
-"""System calls that Python has no name for: mounts, the host name, adoption of orphans."""
+"""System calls that Python has no name for, or only in modules that take time: mounts, the host name, limits."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ NEW_NETWORK = 0x40000000
 
 _DETACH = 0x2
 _PR_SET_CHILD_SUBREAPER = 36
+
+_RLIMIT_FILES = 7
+_LIMITS = (0, 1, 2, 5, 6, _RLIMIT_FILES, 8, 9, 11, 12)
+"""CPU, FSIZE, DATA, RSS, NPROC, NOFILE, MEMLOCK, AS, SIGPENDING, MSGQUEUE (asm-generic/resource.h)."""
+_MOST_FILES = 1 << 20
+"""As containerd had it for years: some programs close every descriptor up to the limit before they start."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -86,3 +92,20 @@ def set_hostname(name: str) -> None:
 def adopt_orphans() -> None:
     """Make this process the parent of all descendants that lose theirs, so that it learns how each one ended."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "become the reaper of orphans")
+
+
+def raise_limits() -> None:
+    """Raise this process's soft limits to the hard ones: Slurm passes on those of the shell that submitted the job.
+
+    A login shell's soft limit of 1,024 files is meant for select(2); containerd gives containers what is allowed.
+    Stack and core files keep their soft limit: it is the size of a thread's stack, and core files were not asked for.
+    """
+    limits = (ctypes.c_ulong * 2)()
+    for kind in _LIMITS:
+        if _libc.getrlimit(kind, limits) != 0:
+            continue
+        soft, hard = limits
+        wanted = max(soft, min(hard, _MOST_FILES)) if kind == _RLIMIT_FILES else hard
+        if wanted != soft:
+            limits[0] = wanted
+            _libc.setrlimit(kind, limits)  # the hard limit stays, so nobody forbids it

@@ -11,7 +11,7 @@ import sys
 import time
 
 from hpk import jobdir
-from hpk.agent import claim, namespaces, processes, quickjson, runs, sandbox, volumes
+from hpk.agent import claim, linux, namespaces, processes, quickjson, runs, sandbox, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -
     """
     box = sandbox.Sandbox(plan, facts, places=places)
     start = Start(plan, box)
-    os.umask(0o022)  # the job script has 077; what containers see must not depend on it
+    # What containers inherit must depend neither on the job script, which has umask 077, nor on the user's shell.
+    os.umask(0o022)
+    linux.raise_limits()
     start.mark("agent")
     if plan["version"] != jobdir.VERSION:
         start.failure = (

@@ -1,4 +1,4 @@
-"""Child processes without ``subprocess``: started by posix_spawn, waited for by whoever needs them.
+"""Child processes without ``subprocess``: started by posix_spawn(3), waited for by whoever needs them.
 
 Exit statuses are raw, as ``os.waitpid`` gives them.  Before the event loop runs, :func:`wait` blocks; later
 :class:`Reaper` collects every child, adopted ones included, and tells the one that waits for it.
@@ -6,6 +6,7 @@ Exit statuses are raw, as ``os.waitpid`` gives them.  Before the event loop runs
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8"}
 
-# What Python ignores (PIPE, XFSZ), and what a shell, nohup or a batch system may (HUP, INT, QUIT, TERM, TSTP, TTIN,
-# TTOU): a program expects the default, and many shells cannot even change what was ignored before them.
-_DEFAULTED = (13, 25, 1, 2, 3, 15, 20, 21, 22)
 # Slurm sends SIGTERM to every process of a job; one that the pod needs until its end must not listen.
 STEADFAST = (1, 2, 10, 12, 15)
+
+_libc = ctypes.CDLL(None)
+_SET_DEFAULTS, _SET_MASK = 0x04, 0x08  # POSIX_SPAWN_SETSIGDEF, POSIX_SPAWN_SETSIGMASK
+_SIGNAL_SET_BYTES = 128  # sizeof(sigset_t) of glibc
+_ROOM_BYTES = 512  # more than posix_spawnattr_t (336) and posix_spawn_file_actions_t (80) take
 
 
 def spawn(
@@ -42,14 +45,46 @@ def spawn(
     Raises:
         OSError: There is no such program, or no process can be had.
     """
-    return os.posix_spawn(
-        argv[0],
-        list(argv),
-        ENVIRONMENT if environment is None else environment,
-        file_actions=[(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in (files or {}).items()],
-        setsigmask=list(blocked_signals),
-        setsigdef=list(_DEFAULTED),
-    )
+    # Not os.posix_spawn: it cannot name signals 32 and 33, and glibc then has the program begin with them ignored.
+    attributes, actions = ctypes.create_string_buffer(_ROOM_BYTES), ctypes.create_string_buffer(_ROOM_BYTES)
+    _libc.posix_spawnattr_init(attributes)
+    _libc.posix_spawn_file_actions_init(actions)
+    try:
+        # Whatever Python, a shell, nohup or a batch system ignores: a program expects the default, and many shells
+        # cannot even change what was ignored before them.
+        _libc.posix_spawnattr_setsigdefault(attributes, _signal_set(range(1, 8 * _SIGNAL_SET_BYTES + 1)))
+        _libc.posix_spawnattr_setsigmask(attributes, _signal_set(blocked_signals))
+        _libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SET_DEFAULTS | _SET_MASK))
+        for theirs, ours in (files or {}).items():
+            if failure := _libc.posix_spawn_file_actions_adddup2(actions, ours, theirs):
+                raise OSError(failure, os.strerror(failure))
+        process = ctypes.c_int()
+        words = _strings(argv)
+        given = ENVIRONMENT if environment is None else environment
+        variables = _strings(f"{name}={value}" for name, value in given.items())
+        failure = _libc.posix_spawn(ctypes.byref(process), words[0], actions, attributes, words, variables)
+    finally:
+        _libc.posix_spawn_file_actions_destroy(actions)
+        _libc.posix_spawnattr_destroy(attributes)
+    if failure:
+        raise OSError(failure, os.strerror(failure), argv[0])
+    return process.value
+
+
+def _signal_set(numbers: Iterable[int]) -> ctypes.Array[ctypes.c_char]:
+    """A ``sigset_t`` of these signals; sigaddset(3) refuses those that glibc keeps for itself."""
+    bits = 0
+    for number in numbers:
+        bits |= 1 << (number - 1)
+    return ctypes.create_string_buffer(bits.to_bytes(_SIGNAL_SET_BYTES, "little"), _SIGNAL_SET_BYTES)
+
+
+def _strings(words: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
+    """A ``char *[]`` that ends with NULL."""
+    encoded = [os.fsencode(word) for word in words]
+    if any(b"\0" in word for word in encoded):
+        raise ValueError("embedded null byte")
+    return (ctypes.c_char_p * (len(encoded) + 1))(*encoded, None)
 
 
 def wait(process: int) -> int:
