@@ -111,7 +111,7 @@ class Kube:
             errors.ApiUnavailable: The connection broke or fell silent.
         """
         asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": resource_version}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS, sock_read=WATCH_SILENCE_SECONDS)
+        timeout = _timeout(silence_seconds=WATCH_SILENCE_SECONDS)
         response = await self._send("GET", path, query=asked, timeout=timeout)
         try:
             if response.status >= 300:  # noqa: PLR2004 - the HTTP class
@@ -136,7 +136,7 @@ class Kube:
         body: Any = None,
         content_type: str = "application/json",
     ) -> Object:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        timeout = _timeout(silence_seconds=TIMEOUT_SECONDS)
         response = await self._send(method, path, query=query, body=body, content_type=content_type, timeout=timeout)
         try:
             data = await response.read()
@@ -168,6 +168,11 @@ class Kube:
             raise errors.ApiUnavailable(f"Cannot {method} {path}: {error!r}") from error
         response: aiohttp.ClientResponse = answer.response
         return response
+
+
+def _timeout(*, silence_seconds: float) -> aiohttp.ClientTimeout:
+    """Return limits for the server alone: to wait for one of our own connections is not its fault, however long."""
+    return aiohttp.ClientTimeout(total=None, connect=None, sock_connect=TIMEOUT_SECONDS, sock_read=silence_seconds)
 
 
 def pod_path(namespace: str, name: str = "", subresource: str = "") -> str:

@@ -6,6 +6,7 @@ those of the API, in snake case.  Source: k8s.io/api/core/v1/types.go of Kuberne
 
 from __future__ import annotations
 
+import functools
 from datetime import datetime  # noqa: TC003 - msgspec resolves the annotations
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -315,29 +316,31 @@ def pod(raw: dict[str, Any]) -> Pod:
 
 
 def unsupported(raw: Any, model: Any = PodSpec, path: str = "spec") -> list[str]:
-    """The paths of all set fields that the model does not have, such as ``spec.volumes[0].iscsi``.
+    """Return the paths of all set fields that the model does not have, such as ``spec.volumes[0].iscsi``.
 
     Fields that are null, false, zero or empty ask for nothing and are not listed.
     """
-    kind = _model_of(model)
     if isinstance(raw, list):
-        parts = [unsupported(item, _item_of(model), f"{path}[{index}]") for index, item in enumerate(raw)]
-        return [found for part in parts for found in part]
-    if kind is None or not isinstance(raw, dict):
+        return [found for index, item in enumerate(raw) for found in unsupported(item, model, f"{path}[{index}]")]
+    known = _fields(model)
+    if known is None or not isinstance(raw, dict):
         return []
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     found = [f"{path}.{key}" for key, value in raw.items() if key not in known and value]
     for key, value in raw.items():
-        if key in known:
+        if key in known and isinstance(value, dict | list):
             found += unsupported(value, known[key], f"{path}.{key}")
     return found
 
 
-def _model_of(kind: Any) -> Any:
-    """The Model within ``X``, ``X | None`` or ``list[X]``, or None."""
-    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return next((option for option in options if isinstance(option, type) and issubclass(option, Model)), None)
+@functools.cache
+def _fields(kind: Any) -> dict[str, Any] | None:
+    """Return the types of a model's fields by the API's names, or None if there is no model in ``kind``.
 
-
-def _item_of(kind: Any) -> Any:
-    return (get_args(kind) or (Any,))[0]
+    A model is looked for within ``X``, ``X | None`` and ``list[X]``.  The answer is kept: each pod has hundreds of
+    fields, and msgspec takes its time to describe a struct.
+    """
+    if get_origin(kind) in (Union, UnionType, list):
+        return next((fields for part in get_args(kind) if (fields := _fields(part)) is not None), None)
+    if not (isinstance(kind, type) and issubclass(kind, Model)):
+        return None
+    return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}

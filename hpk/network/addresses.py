@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from ipaddress import IPv4Network
+from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
@@ -13,12 +13,18 @@ if TYPE_CHECKING:
 
     from hpk import records
 
+SPARE = 128
+"""So many addresses of pods that are gone may be held beside as many as there are pods, before they are let go."""
+
 
 class Addresses:
-    """Addresses by pod UID.  What a pod was given is found again in its status after a restart."""
+    """Addresses by pod UID, as numbers within the network.
+
+    After a restart a pod's address is in its status, or, while its job waits, in its plan (see `keep`).
+    """
 
     def __init__(self, cidr: str, *, pods: Callable[[], Mapping[str, dict[str, Any]]]) -> None:
-        """Know the network.
+        """Remember the network.
 
         Args:
             cidr: The pods' network; its first address is the gateway.
@@ -27,31 +33,63 @@ class Addresses:
         self._network = IPv4Network(cidr)
         self._pods = pods
         self._given: dict[str, int] = {}
+        self._taken: set[int] = set()
+        self._has_read_statuses = False
 
     def give(self, uid: str) -> records.Address:
-        """The pod's address, the same each time; the first choice depends on the UID alone.
+        """Return the pod's address, the same each time; the first choice depends on the UID alone.
 
         Raises:
             errors.Retryable: The network is full.
         """
-        pods = self._pods()
-        self._given = {other: number for other, number in self._given.items() if other in pods or other == uid}
+        self._read_statuses()
         if uid not in self._given:
-            shown = {other: (pod.get("status") or {}).get("podIP", "") for other, pod in pods.items() if other != uid}
-            self._given[uid] = self._free(
-                uid, taken={str(self._network[n]) for n in self._given.values()} | {*shown.values()}
-            )
+            if len(self._given) > 2 * len(self._pods()) + SPARE:
+                self._let_go(uid)
+            self._hold(uid, self._free(uid))
         return {
             "ip": str(self._network[self._given[uid]]),
             "prefix_length": self._network.prefixlen,
             "gateway": str(self._network[1]),
         }
 
-    def _free(self, uid: str, *, taken: set[str]) -> int:
+    def keep(self, uid: str, address: str) -> None:
+        """Leave to the pod an address that an earlier kubelet gave it; text that is none is ignored."""
+        try:
+            number = int(IPv4Address(address)) - int(self._network.network_address)
+        except AddressValueError:
+            return
+        if 1 < number < self._network.num_addresses - 1:
+            self._hold(uid, number)
+
+    def _read_statuses(self) -> None:
+        """Keep the addresses that the pods of an earlier kubelet show; those that came later have theirs from us."""
+        if self._has_read_statuses:
+            return
+        self._has_read_statuses = True
+        for uid, pod in self._pods().items():
+            if uid not in self._given:
+                self.keep(uid, (pod.get("status") or {}).get("podIP") or "")
+
+    def _hold(self, uid: str, number: int) -> None:
+        if (before := self._given.get(uid)) is not None and before != number:
+            self._taken.discard(before)
+        self._given[uid] = number
+        self._taken.add(number)
+
+    def _let_go(self, uid: str) -> None:
+        """Free the addresses of pods that are gone."""
+        pods = self._pods()
+        self._given = {other: number for other, number in self._given.items() if other in pods or other == uid}
+        self._taken = set(self._given.values())
+
+    def _free(self, uid: str) -> int:
         usable = self._network.num_addresses - 3  # not the network itself, the gateway, or the broadcast
+        if len(self._taken) >= usable:
+            self._let_go(uid)
         first = int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8])
         for step in range(usable):
             number = 2 + (first + step) % usable
-            if str(self._network[number]) not in taken:
+            if number not in self._taken:
                 return number
         raise errors.Retryable(f"Cannot give the pod an address: all of {self._network} are taken (HPK_POD_CIDR)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ async def server(authority: pki.Authority, tmp_path: Path) -> AsyncIterator[str]
         assert request.transport is not None
         subject = request.transport.get_extra_info("peercert")["subject"]
         name = next(value for part in subject for key, value in part if key == "commonName")
+        await asyncio.sleep(float(request.query.get("seconds", "0")))
         return web.json_response({"name": name, "type": request.content_type, "heard": (await request.read()).decode()})
 
     app = web.Application()
@@ -95,3 +97,14 @@ async def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
         (tmp_path / "text").write_text("no kubeconfig")
         with pytest.raises(errors.Fatal, match=f"Cannot use the kubeconfig {tmp_path / name}"):
             await client.Kube.from_kubeconfig(tmp_path / name)
+
+
+async def test_waiting_for_a_connection_of_our_own_is_no_fault_of_the_server(
+    tmp_path: Path, authority: pki.Authority, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many requests share few connections: each has the whole time from when it is sent."""
+    monkeypatch.setattr(client, "CONNECTIONS", 1)
+    monkeypatch.setattr(client, "TIMEOUT_SECONDS", 1.0)
+    async with await client.Kube.from_kubeconfig(kubeconfig(tmp_path, authority, server)) as kube:
+        answers = await asyncio.gather(*(kube.get("/", query={"seconds": "0.2"}) for _ in range(7)))
+    assert len(answers) == 7

@@ -31,6 +31,41 @@ def test_what_a_status_shows_is_taken_after_a_restart() -> None:
     assert addresses.Addresses("10.9.0.0/29", pods=lambda: running).give("u-1")["ip"] != first
 
 
+def test_a_plans_address_is_taken_after_a_restart() -> None:
+    """A pod whose job still waits shows no address, and its plan is written: nobody else gets what it will use."""
+    first = addresses.Addresses("10.9.0.0/29", pods=dict).give("u-1")["ip"]
+    book = addresses.Addresses("10.9.0.0/29", pods=lambda: {"old": {}, "u-1": {}})
+    book.keep("old", first)
+    assert book.give("u-1")["ip"] != first
+    assert book.give("old")["ip"] == first
+
+
+@pytest.mark.parametrize("text", ["", "fe80::1", "10.8.0.5", "10.9.0.0", "10.9.0.1", "10.9.0.7"])
+def test_what_is_no_address_of_a_pod_is_not_kept(text: str) -> None:
+    """A host's address, say, in the status of a pod on the host's network."""
+    book = addresses.Addresses("10.9.0.0/29", pods=lambda: {"old": {"status": {"podIP": text}}})
+    assert len({book.give(f"u-{number}")["ip"] for number in range(5)}) == 5
+
+
+def test_each_address_costs_no_look_at_all_pods() -> None:
+    """A thousand pods are given theirs by a handful of looks."""
+    pods: dict[str, Any] = {f"u-{number}": {} for number in range(1000)}
+    counted = Pods(pods)
+    book = addresses.Addresses("10.8.0.0/16", pods=lambda: counted)
+    assert len({book.give(uid)["ip"] for uid in pods}) == 1000
+    assert counted.walks == 1
+
+
+class Pods(dict[str, Any]):
+    """Counts how often all pods are gone through."""
+
+    walks = 0
+
+    def items(self) -> Any:
+        self.walks += 1
+        return super().items()
+
+
 def test_addresses_of_pods_that_are_gone_are_free_again() -> None:
     """A network is full only while its pods exist, and then says which setting makes it larger."""
     pods: dict[str, Any] = {f"u-{number}": {} for number in range(5)}
