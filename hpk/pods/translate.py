@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpk import errors, jobdir
 from hpk.kube import quantity, v1
 from hpk.pods import admit, disk, environment, model, resources
+from hpk.slurm import flags
 from hpk.volumes import plan as volume_plan
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ SAFE_NAME_LENGTH = 100
 SIGNAL_MARGIN_SECONDS = 15
 SIGNAL_ERROR_SECONDS = 60
 """Slurm may send an early warning a minute earlier than asked (sbatch(1), --signal)."""
+
+TASK_COUNTS = frozenset({"ntasks-per-node", "ntasks-per-socket", "ntasks-per-core"})
+"""Options that say how many tasks there are, together with the number of nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +318,10 @@ def directives(pod: v1.Pod, *, site: Site, directory: Path, time_limit: int | No
         options["mem"] = f"{-(-asked.memory_bytes // (1 << 20))}M"
     if asked.gpus:
         options["gres"] = f"gpu:{asked.gpus}"
-    options |= {**site.settings_flags, **admit.job_flags(pod)}
+    asked_for = flags.layered(site.settings_flags, admit.job_flags(pod))
+    if asked_for.keys() & TASK_COUNTS or (asked_for.get("nodes") or "1") not in {"1", "1-1"}:
+        del options["ntasks"]  # sbatch would take it for the number of all tasks, and the other for a bound
+    options = flags.layered(options, asked_for)
     lead = pod.spec.termination_grace_period_seconds + SIGNAL_MARGIN_SECONDS
     if time_limit is None or time_limit > 2 * (lead + SIGNAL_ERROR_SECONDS):
         options["signal"] = f"B:USR1@{lead}"

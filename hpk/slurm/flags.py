@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
+from typing import TYPE_CHECKING
 
 from hpk import errors
 from hpk.slurm import parse as slurm_parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SHORT = {
     "A": "account", "a": "array", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
@@ -74,11 +79,89 @@ FORBIDDEN = {
     "parsable": _SUBMISSION,
     "test-only": _SUBMISSION,
     "wait": _SUBMISSION,
+    "quiet": "sbatch would not say the job's id",
     "help": _SUBMISSION,
     "usage": _SUBMISSION,
     "version": _SUBMISSION,
 }
 """Options that would break the pod, each with the reason that its owner reads."""
+
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""No #SBATCH line can hold a line break, and other control characters part the fields of Slurm's own answers."""
+
+GPU_COUNTS = frozenset({"gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"})
+_CPUS_PER_TASK, _GPUS_PER_TASK = re.compile(r"(?:^|,)cpu[:=]"), re.compile(r"(?:^|,)gres[/:]gpu\b")
+
+EXCLUSIVE = (
+    frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
+    frozenset({"cpus-per-task", "cpus-per-gpu"}),
+    GPU_COUNTS,
+    frozenset({"ntasks-per-gpu", "ntasks"}),
+    frozenset({"ntasks-per-gpu", "ntasks-per-node"}),
+    frozenset({"ntasks-per-gpu", "gpus-per-task"}),
+    frozenset({"ntasks-per-gpu", "gpus-per-socket"}),
+    frozenset({"ntasks-per-gpu", "tres-per-task"}),
+    frozenset({"ntasks-per-gpu", "ntasks-per-tres"}),
+    frozenset({"core-spec", "thread-spec"}),
+    frozenset({"exclusive", "oversubscribe"}),
+    frozenset({"nodelist", "nodefile"}),
+    frozenset({"hint", "ntasks-per-core"}),
+    frozenset({"hint", "threads-per-core"}),
+    frozenset({"hint", "extra-node-info"}),
+)
+"""Options of which sbatch takes one only ("mutually exclusive", "not compatible": sbatch(1), src/common/slurm_opt.c).
+The ways to count GPUs may be joined, but then they must agree, which two layers do by chance only."""
+
+
+def layered(*layers: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the options of all layers; what a later one sets replaces the same option, and any that would clash.
+
+    A gres without a GPU leaves the GPUs of the layers before as they are.  Clashes within one layer stay: they are
+    its author's, and sbatch explains them.
+    """
+    made: dict[str, str | None] = {}
+    for layer in layers:
+        gres = made.pop("gres", None) if "gres" in layer or _counts_gpus(layer) else None
+        for name in _replaced(layer, made) - layer.keys():
+            made.pop(name, None)
+        made.update(layer)
+        gres = _joined(gres, layer)
+        if gres:
+            made["gres"] = gres
+    return made
+
+
+def _replaced(layer: Mapping[str, str | None], made: Mapping[str, str | None]) -> set[str]:
+    """Return the options that cannot stand beside those of the layer, such as are in ``made``."""
+    found = {other for name in layer for group in EXCLUSIVE if name in group for other in group}
+    # What is counted by task is counted once: sbatch(1), --tres-per-task.
+    before, now = made.get("tres-per-task") or "", layer.get("tres-per-task") or ""
+    for pattern, options in (_CPUS_PER_TASK, {"cpus-per-task", "cpus-per-gpu"}), (_GPUS_PER_TASK, GPU_COUNTS):
+        if pattern.search(now):
+            found |= options
+        if pattern.search(before) and layer.keys() & options:
+            found.add("tres-per-task")
+    return found
+
+
+def _counts_gpus(layer: Mapping[str, str | None]) -> bool:
+    return bool(layer.keys() & GPU_COUNTS) or _GPUS_PER_TASK.search(layer.get("tres-per-task") or "") is not None
+
+
+def _joined(before: str | None, layer: Mapping[str, str | None]) -> str | None:
+    """Return the gres of the layers so far: the layer's own, and the GPUs from before if the layer names none."""
+    ours = layer.get("gres") or ""
+    items = (before or "").split(",") if before else []
+    if "gres" in layer:  # it replaces all but the GPUs, which it says nothing of
+        items = [item for item in items if _is_gpu(item)]
+    if _counts_gpus(layer) or any(_is_gpu(item) for item in ours.split(",")) or ours.lower() == "none":
+        items = [item for item in items if not _is_gpu(item)]
+    return ",".join([*items, *([ours] if ours else [])]) or None
+
+
+def _is_gpu(item: str) -> bool:
+    return re.match(r"\s*(gres[/:])?gpu\b", item) is not None
 
 
 def parse(text: str, *, source: str) -> dict[str, str | None]:
@@ -161,8 +244,9 @@ def _next(option: str, rest: list[str], *, source: str) -> str:
 
 
 def _check_value(name: str, value: str | None, *, source: str) -> None:
-    if value is not None and any(c in value for c in "\n\r\0"):
-        raise _refusal(source, f"the value of --{name} holds a line break, which no #SBATCH line can")
+    if value is not None and (found := CONTROL.search(value)):
+        what = "a line break" if found[0] in "\n\r" else f"the control character {found[0]!r}"
+        raise _refusal(source, f"the value of --{name} holds {what}")
     if name in ("time", "time-min") and value is not None:
         try:
             slurm_parse.duration(value)

@@ -55,12 +55,18 @@ class JobState(enum.Enum):
     """Reached its ``--deadline``."""
     NODE_FAIL = "NODE_FAIL"
     """A node failed under it."""
+    POWER_UP_NODE = "POWER_UP_NODE"
+    """Has nodes, which are being switched on."""
+    EXPEDITING = "EXPEDITING"
+    """Queued again, to start before others."""
+    UPDATE_DB = "UPDATE_DB"
+    """Ended; accounting is being told."""
     BOOT_FAIL = "BOOT_FAIL"
     """Its nodes did not boot."""
     LAUNCH_FAILED = "LAUNCH_FAILED"
-    """Slurm could not start it."""
+    """Slurm could not start it on its nodes, and may queue it again."""
     RECONFIG_FAIL = "RECONFIG_FAIL"
-    """Its nodes could not be reconfigured."""
+    """Its nodes could not be reconfigured; it may be queued again."""
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     """Used more memory than it had asked for."""
     PREEMPTED = "PREEMPTED"
@@ -86,13 +92,14 @@ class JobState(enum.Enum):
 
 _QUEUED = frozenset({
     JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_FED, JobState.REQUEUE_HOLD,
-    JobState.SPECIAL_EXIT, JobState.RESV_DEL_HOLD,
+    JobState.SPECIAL_EXIT, JobState.RESV_DEL_HOLD, JobState.EXPEDITING,
 })  # fmt: skip
-_ENDING = frozenset({JobState.COMPLETING, JobState.STAGE_OUT})
+_ENDING = frozenset({
+    JobState.COMPLETING, JobState.STAGE_OUT, JobState.UPDATE_DB, JobState.LAUNCH_FAILED, JobState.RECONFIG_FAIL,
+})  # fmt: skip
 _OVER = frozenset({
     JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE,
-    JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.LAUNCH_FAILED, JobState.RECONFIG_FAIL,
-    JobState.OUT_OF_MEMORY, JobState.PREEMPTED, JobState.REVOKED,
+    JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.OUT_OF_MEMORY, JobState.PREEMPTED, JobState.REVOKED,
 })  # fmt: skip
 
 
@@ -106,6 +113,7 @@ class Job:
         start_time: Unix seconds; of a waiting job an expectation, if any.
         exit_code: None where the source does not say (squeue never does, accounting does).
         signal: That killed the job's script; 0 for none.
+        command: The path of the script that somebody gave to sbatch; empty where it came by standard input.
     """
 
     id: str
@@ -120,6 +128,7 @@ class Job:
     end_time: float | None = None
     exit_code: int | None = None
     signal: int | None = None
+    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

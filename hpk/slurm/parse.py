@@ -1,14 +1,16 @@
 """Slurm's text, made into values; pure.
 
-Fields are parted by the ASCII unit separator and records by the record separator, which no name or comment
-holds; what users write freely stands last all the same.  Text, not ``--json``: that is missing from many
-builds, and its shape changes with every release.
+Fields are parted by the ASCII unit separator and records by the record separator.  What users write freely stands
+last, and where it could hold separators (names, comments) each question has a mark of its own behind them, which
+nobody can have known beforehand: no job can tell of another.  Text, not ``--json``: that is missing from many builds,
+and its shape changes with every release.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
+import secrets
 from typing import TYPE_CHECKING
 
 from hpk.slurm import model
@@ -19,8 +21,7 @@ if TYPE_CHECKING:
 UNIT = "\x1f"
 RECORD = "\x1e"
 
-SQUEUE_FIELDS = ("%i", "%T", "%r", "%N", "%P", "%S", "%e", "%Z", "%j", "%k")
-SQUEUE_FORMAT = UNIT.join(SQUEUE_FIELDS) + RECORD
+SQUEUE_FIELDS = ("%i", "%T", "%r", "%N", "%P", "%S", "%e", "%Z", "%o", "%j", "%k")
 SINFO_FIELDS = ("%N", "%R", "%P", "%a", "%l", "%L", "%T", "%c", "%m", "%G", "%f")
 SINFO_FORMAT = UNIT.join(SINFO_FIELDS) + RECORD
 SACCT_FIELDS = (
@@ -41,15 +42,34 @@ UNUSABLE_STATES = frozenset({
 })  # fmt: skip
 """Base words of a node's state that takes no new job; MAINT and RESERVED come back by themselves."""
 
+COMPACT_STATES = {
+    "PD": "PENDING", "CF": "CONFIGURING", "R": "RUNNING", "S": "SUSPENDED", "ST": "STOPPED", "RS": "RESIZING",
+    "SI": "SIGNALING", "SO": "STAGE_OUT", "CG": "COMPLETING", "RQ": "REQUEUED", "RF": "REQUEUE_FED",
+    "RH": "REQUEUE_HOLD", "SE": "SPECIAL_EXIT", "RD": "RESV_DEL_HOLD", "RV": "REVOKED", "CD": "COMPLETED",
+    "F": "FAILED", "CA": "CANCELLED", "TO": "TIMEOUT", "DL": "DEADLINE", "NF": "NODE_FAIL", "BF": "BOOT_FAIL",
+    "OOM": "OUT_OF_MEMORY", "PR": "PREEMPTED",
+}  # fmt: skip
+"""Slurm's short words (squeue(1), JOB STATE CODES), which a site's wrapper or a later format may print."""
+
 _NO_VALUE = ("", "(null)", "N/A", "n/a", "None", "Unknown", "NONE")
 
 
-def records(text: str, *, width: int) -> Iterator[list[str]]:
-    """The records of squeue or sinfo, each with this many fields; the last field takes any separators left.
+def mark() -> str:
+    """Return a mark for one question, which stands behind each record of its answer."""
+    return secrets.token_hex(8)
+
+
+def squeue_format(mark: str) -> str:
+    """Return the format in which squeue is to print jobs, for :func:`jobs`."""
+    return UNIT.join(SQUEUE_FIELDS) + RECORD + mark
+
+
+def records(text: str, *, width: int, mark: str = "") -> Iterator[list[str]]:
+    """Yield the records of squeue or sinfo, each with this many fields; the last field takes any separators left.
 
     What is not a record (a warning in between) is left out.
     """
-    for record in text.split(RECORD):
+    for record in text.split(RECORD + mark):
         fields = record.lstrip("\n").split(UNIT, width - 1)
         if len(fields) == width:
             yield fields
@@ -58,7 +78,8 @@ def records(text: str, *, width: int) -> Iterator[list[str]]:
 def state(word: str) -> model.JobState:
     """The job state of Slurm's word; ``CANCELLED by 1000`` and ``CANCELLED+`` are understood."""
     try:
-        return model.JobState(word.split(maxsplit=1)[0].rstrip("+"))
+        plain = word.split(maxsplit=1)[0].rstrip("+").upper()
+        return model.JobState(COMPACT_STATES.get(plain, plain))
     except (ValueError, IndexError):
         return model.JobState.UNKNOWN
 
@@ -73,11 +94,11 @@ def timestamp(text: str) -> float | None:
         return None
 
 
-def jobs(text: str) -> dict[str, model.Job]:
-    """The jobs that squeue printed in :data:`SQUEUE_FORMAT`, by id."""
+def jobs(text: str, *, mark: str = "") -> dict[str, model.Job]:
+    """Return the jobs that squeue printed in :func:`squeue_format` of this mark, by id."""
     found = {}
-    for job_id, word, reason, nodes, partition, start, end, directory, name, comment in records(
-        text, width=len(SQUEUE_FIELDS)
+    for job_id, word, reason, nodes, partition, start, end, directory, command, name, comment in records(
+        text, width=len(SQUEUE_FIELDS), mark=mark
     ):
         found[job_id] = model.Job(
             id=job_id,
@@ -88,17 +109,18 @@ def jobs(text: str) -> dict[str, model.Job]:
             start_time=timestamp(start),
             end_time=timestamp(end),
             work_directory=directory,
+            command=_value(command),
             name=name,
             comment=_value(comment),
         )
     return found
 
 
-def accounting(text: str) -> dict[str, model.Job]:
-    """The jobs that ``sacct --parsable2 --delimiter=UNIT`` printed, by id."""
+def accounting(text: str, *, mark: str = "") -> dict[str, model.Job]:
+    """Return the jobs that ``sacct --parsable2 --delimiter=UNIT+mark`` printed, by id."""
     found = {}
-    for line in text.splitlines():
-        fields = line.split(UNIT, len(SACCT_FIELDS) - 1)
+    for line in text.split("\n"):  # a name may hold what else is the end of a line to Python
+        fields = line.split(UNIT + mark, len(SACCT_FIELDS) - 1)
         if len(fields) != len(SACCT_FIELDS):
             continue
         job_id, word, exits, reason, nodes, partition, start, end, directory, name = fields

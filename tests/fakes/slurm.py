@@ -165,7 +165,9 @@ class Conversation:
         reply = matching[0][1]
         if isinstance(reply, Exception):
             raise reply
-        return client.Result(code=0, stdout=reply.encode()) if isinstance(reply, str) else reply
+        if not isinstance(reply, str):
+            return reply
+        return client.Result(code=0, stdout=marked(reply, line).encode())
 
 
 def refusal(stderr: str, *, code: int = 1) -> client.Result:
@@ -173,9 +175,19 @@ def refusal(stderr: str, *, code: int = 1) -> client.Result:
     return client.Result(code=code, stderr=stderr.encode())
 
 
-def squeue(*rows: tuple[str, ...]) -> str:
+MARKED = "<record>"
+"""Stands for a record's end and the question's mark in what a Conversation is to answer."""
+
+
+def marked(text: str, line: str) -> str:
+    """The text as Slurm prints it for this question: with the question's own mark behind each record."""
+    found = re.search(f"--format=.*{parse.RECORD}(\\w+)", line, re.DOTALL)
+    return text.replace(MARKED, parse.RECORD + (found[1] if found else ""))
+
+
+def squeue(*rows: tuple[str, ...], end: str = MARKED) -> str:
     """What squeue prints for rows of its fields."""
-    return "".join(parse.UNIT.join(row) + parse.RECORD + "\n" for row in rows)
+    return "".join(parse.UNIT.join(row) + end + "\n" for row in rows)
 
 
 class FakeSource:

@@ -64,7 +64,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def row(job_id: str, state: str, *, reason: str = "None", directory: str = "/", comment: str = "") -> tuple[str, ...]:
     """A line of squeue."""
-    return (job_id, state, reason, "c1", "main", "5", "N/A", directory, "hpk", comment)
+    return (job_id, state, reason, "c1", "main", "5", "N/A", directory, "(null)", "hpk", comment)
 
 
 READY = cluster.Look(url="https://c1:6443", is_ready=True)

@@ -37,8 +37,10 @@ class Cluster:
         self.busy: list[str] = []
 
     async def run(self, command: str, *arguments: str, stdin: bytes = b"", **options: Any) -> client.Result:
-        reply = getattr(self, command)(arguments, stdin, options)
-        return client.Result(code=0, stdout=reply.encode()) if isinstance(reply, str) else reply
+        reply: str | client.Result = getattr(self, command)(arguments, stdin, options)
+        if isinstance(reply, str):
+            return client.Result(code=0, stdout=fake.marked(reply, " ".join(arguments)).encode())
+        return reply
 
     def site(self, *_: Any) -> str:
         return json.dumps({**GOOD["site"], "hostname": "login"})
@@ -62,7 +64,7 @@ class Cluster:
         rows = []
         for number, partition in enumerate(self.submitted, 1):
             state = self.ended.get(partition, "PENDING")
-            rows.append((str(number), state, "Priority", "", partition, "5", "N/A", "/", "hpk-doctor", ""))
+            rows.append((str(number), state, "Priority", "", partition, "5", "N/A", "/", "(null)", "hpk-doctor", ""))
         return fake.squeue(*rows)
 
     def scancel(self, arguments: tuple[str, ...], *_: Any) -> str:

@@ -193,6 +193,35 @@ def test_the_pods_own_flags_win_but_for_what_finds_the_job_again() -> None:
     assert "no-requeue" in made
 
 
+@pytest.mark.parametrize(
+    ("flags", "ntasks"),
+    [
+        ("", "1"),
+        ("--nodes=1", "1"),
+        ("--ntasks=4", "4"),
+        ("--nodes=2", None),
+        ("--ntasks-per-node=4", None),
+        ("--nodes=2 --ntasks=8", "8"),
+        ("--ntasks-per-gpu=2", None),
+    ],
+)
+def test_one_task_is_asked_for_where_the_flags_do_not_count_them(flags: str, ntasks: str | None) -> None:
+    """Beside --nodes=2 it would make one node of them, with no more than a warning."""
+    assert options(pod(annotations={"slurm.hpk.io/flags": flags})).get("ntasks") == ntasks
+
+
+def test_the_pods_memory_by_cpu_replaces_what_hpk_derives() -> None:
+    """Sbatch takes --mem or --mem-per-cpu, and not both; the same for CPUs by GPU."""
+    made = options(
+        pod(
+            {"resources": {"limits": {"memory": "1Gi", "nvidia.com/gpu": 1}}},
+            annotations={"slurm.hpk.io/flags": "--mem-per-cpu=2G --cpus-per-gpu=4"},
+        )
+    )
+    assert (made["mem-per-cpu"], made["cpus-per-gpu"], made["gres"]) == ("2G", "4", "gpu:1")
+    assert not made.keys() & {"mem", "cpus-per-task"}
+
+
 @pytest.mark.parametrize(("time_limit", "signal"), [(None, "B:USR1@45"), (3600, "B:USR1@45"), (60, None)])
 def test_slurm_warns_early_enough_for_the_grace(time_limit: int | None, signal: str | None) -> None:
     """Unless the whole time limit is hardly longer than the warning."""

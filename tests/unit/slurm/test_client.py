@@ -60,7 +60,7 @@ async def test_an_unclear_submission_may_have_succeeded(result: client.Result) -
 async def test_jobs_are_one_question() -> None:
     """All of the user's jobs, in all states, come from one squeue."""
     talk = fake.Conversation(
-        ("squeue", fake.squeue(("1", "TIMEOUT", "TimeLimit", "c1", "p", "5", "65", "/w", "n", "c")))
+        ("squeue", fake.squeue(("1", "TIMEOUT", "TimeLimit", "c1", "p", "5", "65", "/w", "(null)", "n", "c")))
     )
     jobs = await client.Slurm(talk, uid=2000).jobs()
     assert (jobs["1"].state, jobs["1"].end_time) == (model.JobState.TIMEOUT, 65.0)

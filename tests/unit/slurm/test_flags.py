@@ -68,6 +68,48 @@ def test_refused(text: str, words: str) -> None:
     assert caught.value.reason == "InvalidFlags"
 
 
+@pytest.mark.parametrize("option", ["--comment=", "--comment ", "-J", "--partition=", "--exclusive=", "--gres="])
+def test_no_value_holds_a_control_character(option: str) -> None:
+    """They part the fields of squeue's answers: a name must not be able to tell of another job."""
+    for character in (chr(number) for number in (*range(32), 127)):
+        with pytest.raises(errors.PodRefused, match=r"control character|line break"):
+            flags.parse(option + shlex.quote(f"a{character}b"), source="s")
+
+
+LAYERS: list[tuple[dict[str, str | None], dict[str, str | None], dict[str, str | None]]] = [
+    ({"mem": "1M"}, {"mem-per-cpu": "2G"}, {"mem-per-cpu": "2G"}),
+    ({"mem": "1M"}, {"mem-per-gpu": "2G"}, {"mem-per-gpu": "2G"}),
+    ({"mem-per-cpu": "1M"}, {"mem": "2G"}, {"mem": "2G"}),
+    ({"cpus-per-task": "1"}, {"cpus-per-gpu": "4"}, {"cpus-per-gpu": "4"}),
+    ({"cpus-per-task": "1"}, {"tres-per-task": "cpu=4"}, {"tres-per-task": "cpu=4"}),
+    ({"cpus-per-task": "1"}, {"tres-per-task": "license/a:4"}, {"cpus-per-task": "1", "tres-per-task": "license/a:4"}),
+    ({"tres-per-task": "cpu=4"}, {"cpus-per-task": "1"}, {"cpus-per-task": "1"}),
+    ({"tres-per-task": "license/a:4"}, {"cpus-per-task": "1"}, {"cpus-per-task": "1", "tres-per-task": "license/a:4"}),
+    ({"ntasks": "1"}, {"ntasks-per-gpu": "2"}, {"ntasks-per-gpu": "2"}),
+    ({"ntasks": "1"}, {"gpus-per-task": "2"}, {"ntasks": "1", "gpus-per-task": "2"}),
+    ({"gres": "gpu:1"}, {"gpus": "2"}, {"gpus": "2"}),
+    ({"gres": "gpu:1,nic:1"}, {"gpus-per-node": "a100:2"}, {"gpus-per-node": "a100:2", "gres": "nic:1"}),
+    ({"gres": "gpu:1"}, {"tres-per-task": "gres/gpu:2"}, {"tres-per-task": "gres/gpu:2"}),
+    ({"gres": "gpu:1"}, {"gres": "gpu:a100:2"}, {"gres": "gpu:a100:2"}),
+    ({"gres": "gpu:1"}, {"gres": "nic:1"}, {"gres": "gpu:1,nic:1"}),
+    ({"gres": "gpu:1"}, {"gres": "none"}, {"gres": "none"}),
+    ({"gres": "gpu:1"}, {"partition": "gpu"}, {"gres": "gpu:1", "partition": "gpu"}),
+    ({"oversubscribe": None}, {"exclusive": None}, {"exclusive": None}),
+    ({"hint": "nomultithread"}, {"threads-per-core": "1"}, {"threads-per-core": "1"}),
+    ({"partition": "a", "mem": "1M"}, {"partition": "b"}, {"partition": "b", "mem": "1M"}),
+    ({}, {"mem": "1", "mem-per-cpu": "2"}, {"mem": "1", "mem-per-cpu": "2"}),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "made"), LAYERS)
+def test_what_is_set_later_replaces_what_would_clash(
+    before: dict[str, str | None], after: dict[str, str | None], made: dict[str, str | None]
+) -> None:
+    """A pod's flags over the settings', and both over what HPK derives: sbatch refuses mutually exclusive ones."""
+    assert flags.layered(before, after) == made
+    assert flags.layered(before) == before
+
+
 @pytest.mark.parametrize("name", sorted(flags.FORBIDDEN))
 def test_forbidden(name: str) -> None:
     """Each option that would break the pod is refused by name, with its own reason."""
@@ -89,9 +131,10 @@ def test_every_option_is_of_one_kind() -> None:
     kinds = (flags.WITH_VALUE, flags.OPTIONAL_VALUE, flags.WITHOUT_VALUE)
     assert len(frozenset().union(*kinds)) == sum(len(kind) for kind in kinds)
     assert set(flags.SHORT.values()) | set(flags.SPELLINGS.values()) | set(flags.FORBIDDEN) <= flags.KNOWN
+    assert frozenset().union(*flags.EXCLUSIVE) <= flags.KNOWN
 
 
-@given(st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"])))
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 def test_values_are_exact(value: str) -> None:
     """A value that was quoted for a shell comes out byte for byte."""
     expected: dict[str, str | None] = {"comment": value}

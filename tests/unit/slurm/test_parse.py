@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpk.slurm import model, parse
 from tests.fakes import slurm as fake
 
+MARK = "0123456789abcdef"
+
+
+def jobs(*rows: tuple[str, ...]) -> dict[str, model.Job]:
+    """The jobs of an answer with these rows."""
+    return parse.jobs(fake.squeue(*rows, end=parse.RECORD + MARK), mark=MARK)
+
 
 def test_a_job_is_read_whole() -> None:
     """Every field of squeue lands in its attribute; Slurm's words for nothing become nothing."""
-    text = fake.squeue((
-        "12", "RUNNING", "None", "c[1-2]", "main", "1795825440", "N/A", "/home/a/.hpk/pods/u", "a/b", "uid-1",
-    ))  # fmt: skip
-    assert parse.jobs(text) == {
+    row = (
+        "12", "RUNNING", "None", "c[1-2]", "main", "1795825440", "N/A", "/home/a/.hpk/pods/u", "(null)", "a/b", "uid-1",
+    )  # fmt: skip
+    assert jobs(row) == {
         "12": model.Job(
             id="12",
             state=model.JobState.RUNNING,
@@ -30,25 +37,33 @@ def test_a_job_is_read_whole() -> None:
 
 
 def test_the_wait_has_its_reason() -> None:
-    """A queued job keeps Slurm's own reason."""
-    text = fake.squeue(("1", "PENDING", "Resources", "", "main", "N/A", "N/A", "/", "n", "(null)"))
-    job = parse.jobs(text)["1"]
-    assert (job.reason, job.state.is_queued, job.comment) == ("Resources", True, "")
+    """A queued job keeps Slurm's own reason; a script that somebody submitted by hand has a path."""
+    job = jobs(("1", "PENDING", "Resources", "", "main", "N/A", "N/A", "/", "/home/a/my.sh", "n", "(null)"))["1"]
+    assert (job.reason, job.state.is_queued, job.comment, job.command) == ("Resources", True, "", "/home/a/my.sh")
 
 
 @given(
-    name=st.text(st.characters(exclude_characters="\x1e\x1f", exclude_categories=["Cs"])),
-    comment=st.text(st.characters(exclude_characters="\x1e", exclude_categories=["Cs"])),
+    name=st.text(st.characters(exclude_categories=["Cs"])),
+    comment=st.text(st.characters(exclude_categories=["Cs"])),
 )
-def test_free_text_moves_no_field(name: str, comment: str) -> None:
-    """Bars, blanks, line ends and the word RUNNING in a name or comment do not spoil this job or the next."""
-    text = fake.squeue(
-        ("1", "PENDING", "Priority", "", "p", "N/A", "N/A", "/w", name, comment),
-        ("2", "RUNNING", "None", "c1", "p", "5", "N/A", "/w", "RUNNING | x", "PENDING"),
+@example(name="n", comment="x\x1e\n2\x1fCANCELLED\x1fNone\x1f\x1fp\x1f5\x1fN/A\x1f/w\x1f(null)\x1fn\x1fc\x1e\n")
+@example(name="n\x1e\n2\x1fCANCELLED\x1fNone\x1f\x1fp\x1f5\x1fN/A\x1f/w\x1f(null)\x1fn\x1fc\x1e\n", comment="")
+def test_free_text_tells_of_its_own_job_only(name: str, comment: str) -> None:
+    """Bars, blanks, line ends, separators, even whole records in a name or comment do not touch any other job."""
+    found = jobs(
+        ("1", "PENDING", "Priority", "", "p", "N/A", "N/A", "/w", "(null)", name, comment),
+        ("2", "RUNNING", "None", "c1", "p", "5", "N/A", "/w", "(null)", "RUNNING | x", "PENDING"),
     )
-    jobs = parse.jobs(text)
-    assert [jobs["1"].state, jobs["2"].state] == [model.JobState.PENDING, model.JobState.RUNNING]
-    assert jobs["1"].name == name
+    assert [(job.id, job.state.value) for job in found.values()] == [("1", "PENDING"), ("2", "RUNNING")]
+    assert found["2"].name == "RUNNING | x"
+    if parse.UNIT not in name:
+        assert found["1"].name == name
+
+
+def test_each_question_has_a_mark_of_its_own() -> None:
+    """Which nobody can have written into a comment before it was asked."""
+    assert parse.mark() != parse.mark()
+    assert parse.squeue_format("m").endswith(parse.RECORD + "m")
 
 
 def test_a_warning_in_between_is_no_job() -> None:
@@ -56,20 +71,41 @@ def test_a_warning_in_between_is_no_job() -> None:
     assert parse.jobs("squeue: something odd\n") == {}
 
 
-@pytest.mark.parametrize(
-    ("word", "state"),
-    [
-        ("CANCELLED by 1000", model.JobState.CANCELLED),
-        ("CANCELLED+", model.JobState.CANCELLED),
-        ("OUT_OF_MEMORY", model.JobState.OUT_OF_MEMORY),
-        ("SOMETHING_NEW", model.JobState.UNKNOWN),
-        ("", model.JobState.UNKNOWN),
-    ],
-)
-def test_states(word: str, state: model.JobState) -> None:
-    """Slurm's decorations are taken off; a word of a later Slurm is UNKNOWN, not over."""
-    assert parse.state(word) is state
-    assert not (state is model.JobState.UNKNOWN and (state.is_over or state.is_queued))
+STATES = """
+    PENDING PD queued, CONFIGURING CF held, RUNNING R held, SUSPENDED S held, STOPPED ST held, RESIZING RS held,
+    SIGNALING SI held, STAGE_OUT SO ending, COMPLETING CG ending, REQUEUED RQ queued, REQUEUE_FED RF queued,
+    REQUEUE_HOLD RH queued, SPECIAL_EXIT SE queued, RESV_DEL_HOLD RD queued, REVOKED RV over, COMPLETED CD over,
+    FAILED F over, CANCELLED CA over, TIMEOUT TO over, DEADLINE DL over, NODE_FAIL NF over, BOOT_FAIL BF over,
+    OUT_OF_MEMORY OOM over, PREEMPTED PR over, LAUNCH_FAILED - ending, RECONFIG_FAIL - ending, POWER_UP_NODE - held,
+    UPDATE_DB - ending, EXPEDITING - queued
+"""
+"""All words of squeue's from Slurm 20.11 to 24.11, long and short (squeue(1), JOB STATE CODES; job_state_string in
+src/common/slurm_protocol_defs.c), and what they mean for a pod."""
+
+
+@pytest.mark.parametrize("row", [row.strip() for row in STATES.split(",")])
+@pytest.mark.parametrize("dressed", ["{}", "{} by 1000", "{}+"])
+def test_every_state_of_slurms_is_known_by_both_its_words(row: str, dressed: str) -> None:
+    """Exactly one of queued, ending and over, or it holds nodes; decorations are taken off."""
+    long, short, meaning = row.split()
+    for word in {long, short} - {"-"}:
+        state = parse.state(dressed.format(word))
+        assert state.value == long
+        words = {"queued": state.is_queued, "ending": state.is_ending, "over": state.is_over}
+        assert [name for name, holds in words.items() if holds] == ([] if meaning == "held" else [meaning])
+
+
+def test_the_table_of_states_is_whole() -> None:
+    """A state that is added to the model is added to the table."""
+    assert {row.split()[0] for row in STATES.split(",")} == {state.value for state in model.JobState} - {"UNKNOWN"}
+
+
+@pytest.mark.parametrize("word", ["SOMETHING_NEW", "", "?", "XX"])
+def test_a_word_of_a_later_slurm_proves_nothing(word: str) -> None:
+    """Neither queued nor over: nothing is concluded, and nothing is done."""
+    state = parse.state(word)
+    assert state is model.JobState.UNKNOWN
+    assert not any((state.is_over, state.is_queued, state.is_ending))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +192,11 @@ def test_durations_add_up(days: int, hours: int, minutes: int, seconds: int) -> 
 
 def test_accounting_has_exit_codes() -> None:
     """Sacct adds the script's exit code and signal."""
-    row = ["19", "CANCELLED by 2000", "0:15", "None", "None assigned", "main", "5", "Unknown", "/w", "n"]
-    job = parse.accounting(parse.UNIT.join(row) + "\n")["19"]
+    row = ["19", "CANCELLED by 2000", "0:15", "None", "None assigned", "main", "5", "Unknown", "/w", "n\u2028m"]
+    forged = parse.UNIT.join(["19", "FAILED", *row[2:]])
+    found = parse.accounting((parse.UNIT + MARK).join(row) + "\n" + forged + "\n", mark=MARK)
+    (job,) = found.values()
+    assert job.name == "n\u2028m"
     assert (job.state, job.exit_code, job.signal, job.nodes, job.end_time) == (
         model.JobState.CANCELLED,
         0,
