@@ -11,7 +11,8 @@ help:
 	@echo '                           ../shared/cases, or the named files and folders, on the running cluster'
 	@echo 'make bench [BENCH=NAME] [PROFILE=bare]'
 	@echo '                           measure, all or what begins with a name; writes build/bench.json'
-	@echo 'make conformance [FOCUS=REGEX] Kubernetes'"'"' own tests whose names match, on the running cluster (17 min to build)'
+	@echo 'make conformance [FOCUS=REGEX] [PROFILE=bare]'
+	@echo '                           Kubernetes'"'"' official conformance tests (an hour), or its tests whose names match'
 	@echo 'make image                 build/hpk.sif'
 	@echo 'make clean                 stop the simulated cluster and remove what was built here; the cache stays'
 
@@ -31,7 +32,7 @@ bench:
 	@SITE_PROFILE=$(or $(PROFILE),$(SITE_PROFILE)) scripts/bench.sh $(BENCH)
 
 conformance:
-	@scripts/conformance.sh '$(FOCUS)'
+	@SITE_PROFILE=$(or $(PROFILE),$(SITE_PROFILE)) scripts/conformance.sh '$(FOCUS)'
 
 image:
 	@scripts/build-image.sh

@@ -27,10 +27,13 @@ kube-apiserver          | kubernetes | k8s.io/kubernetes/cmd/kube-apiserver     
 kube-controller-manager | kubernetes | k8s.io/kubernetes/cmd/kube-controller-manager     | 0 | $kube_flags | 4
 kubectl                 | kubernetes | k8s.io/kubernetes/cmd/kubectl                     | 0 | $kube_flags | 3
 agnhost                 | kubernetes | k8s.io/kubernetes/test/images/agnhost             | 0 | -s -w       | 1
+nnp                     | kubernetes | k8s.io/kubernetes/test/images/nonewprivs          | 0 | -s -w       | 0.1
 coredns                 | coredns    | github.com/coredns/coredns                        | 0 | -s -w       | 4
 workflow-controller     | argo       | ./cmd/workflow-controller                         | 0 | $argo_flags | 5
 argoexec                | argo       | ./cmd/argoexec                                    | 0 | $argo_flags | 2
 e2e.test                | conformance | test:k8s.io/kubernetes/test/e2e                  | 0 | $kube_flags | 17
+ginkgo                  | conformance | github.com/onsi/ginkgo/v2/ginkgo                 | 0 | -s -w       | 1
+sample-apiserver        | sample-apiserver | k8s.io/sample-apiserver                     | 0 | -s -w       | 1
 "
 
 # Print the folder in which a package is built.

@@ -9,15 +9,17 @@ import pathlib
 import shutil
 from collections.abc import Callable, Iterator
 
-from . import images, layout, paths, sh
+from . import images, layout, paths, sh, testimages
 
 # What this needs of the machine itself; the Apptainer build looks after its own.
 MACHINE_PACKAGES = ("mmdebstrap", "debian-archive-keyring", "iproute2", "procps", "util-linux", "gcc", "libc6-dev")
 PROGRAMS = ("etcd", "flanneld", "kubectl", "agnhost")
+TEST_PROGRAMS = ("agnhost", "coredns", "etcd", "nnp", "sample-apiserver")
+TEST_IMAGE_PACKAGES = ("make", "bzip2")
 ARGO = ("workflow-controller", "argoexec")
 ARGO_TAG = "v4.0.5"
 MMDEBSTRAP = (
-    "--variant=apt", "--mode=root", "--quiet",
+    "--mode=root", "--quiet",
     '--aptopt=APT::Install-Recommends "false"', '--aptopt=Acquire::Languages "none"',
     "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
     "--dpkgopt=path-exclude=/usr/share/doc/*",
@@ -73,16 +75,24 @@ def argo() -> pathlib.Path:
 
 def conformance() -> pathlib.Path:
     """Return the layout of the images that Kubernetes' own tests name, making it if it is missing."""
-    built = ensure()
-    agnhost = built.programs / "agnhost"
-    source = pathlib.Path(images.__file__).read_text()
-
-    def make(building: pathlib.Path) -> None:
-        sh.say("making the images of Kubernetes' tests")
-        images.build_conformance(building, rootfs=built.rootfs, agnhost=agnhost)
-
     with _alone() as folder:
-        return _made(folder, "images-conformance", source, built.rootfs.name, _identity(agnhost), make=make)
+        _install_missing(*TEST_IMAGE_PACKAGES)
+        programs = folder / "programs"
+        sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *TEST_PROGRAMS)
+        module = ("go", "-C", f"{paths.TREE}/controlplane/kubernetes", "mod", "download", "-json", "k8s.io/kubernetes")
+        kubernetes = pathlib.Path(json.loads(sh.out(*module))["Dir"])
+        parts = testimages.Parts(
+            programs, _busybox(folder), _pause(folder, kubernetes), _test_roots(folder), kubernetes / "test/images"
+        )
+
+        def make(building: pathlib.Path) -> None:
+            sh.say("making the images of Kubernetes' tests")
+            testimages.build(building, parts)
+
+        source = [pathlib.Path(file).read_text() for file in (images.__file__, testimages.__file__)]
+        built = [_identity(programs / name) for name in TEST_PROGRAMS]
+        made_of = (*source, *built, parts.busybox.parent.name, parts.pause.parent.name, parts.roots.name)
+        return _made(folder, "images-conformance", *made_of, make=make)
 
 
 @contextlib.contextmanager
@@ -95,8 +105,8 @@ def _alone() -> Iterator[pathlib.Path]:
         yield folder
 
 
-def _install_missing() -> None:
-    missing = [name for name in MACHINE_PACKAGES if not sh.succeeds("dpkg", "-s", name)]
+def _install_missing(*more: str) -> None:
+    missing = [name for name in (*MACHINE_PACKAGES, *more) if not sh.succeeds("dpkg", "-s", name)]
     if missing:
         sh.say(f"installing {' '.join(missing)}")
         sh.out("apt-get", "-q", "update")
@@ -109,16 +119,55 @@ def _rootfs(folder: pathlib.Path) -> pathlib.Path:
 
     def make(building: pathlib.Path) -> None:
         sh.say("building the hosts' root file system (1 to 2 minutes)")
-        sources = folder / "sources.list"
-        sources.write_text(sh.out(f"{paths.TREE}/scripts/debian-sources.py", layout.SUITE))
-        settings = [f"--aptopt={setting}" for setting in _apt_settings()]
-        include = f"--include={','.join(layout.PACKAGES)}"
-        argv = ("mmdebstrap", *MMDEBSTRAP, *settings, include, layout.SUITE, str(building), str(sources))
-        sh.logged(folder / "rootfs.log", *argv)
+        _debian(folder, building, variant="apt", packages=layout.PACKAGES)
         shutil.rmtree(building / "dev")  # each host gets one of its own
         (building / "dev").mkdir()
 
-    return _made(folder, f"rootfs-{layout.SUITE}", layout.SUITE, *MMDEBSTRAP, *layout.PACKAGES, make=make)
+    key = (layout.SUITE, "--variant=apt", *MMDEBSTRAP, *layout.PACKAGES)
+    return _made(folder, f"rootfs-{layout.SUITE}", *key, make=make)
+
+
+def _debian(folder: pathlib.Path, target: pathlib.Path, *, variant: str, packages: tuple[str, ...]) -> None:
+    """Fill a folder with a variant of Debian, as mmdebstrap calls it, and packages."""
+    sources = folder / "sources.list"
+    sources.write_text(sh.out(f"{paths.TREE}/scripts/debian-sources.py", layout.SUITE))
+    settings = [f"--aptopt={setting}" for setting in _apt_settings()]
+    include = f"--include={','.join(packages)}"
+    argv = (f"--variant={variant}", *MMDEBSTRAP, *settings, include, layout.SUITE, str(target), str(sources))
+    sh.logged(folder / "mmdebstrap.log", "mmdebstrap", *argv)
+
+
+def _test_roots(folder: pathlib.Path) -> pathlib.Path:
+    """Return a folder with the Debian packages of each base of the test images, unpacked."""
+
+    def make(building: pathlib.Path) -> None:
+        for name, packages in testimages.ROOTS.items():
+            sh.say(f"unpacking the Debian packages of the test images on {name} (20 seconds)")
+            _debian(folder, building / name, variant="extract", packages=packages)
+
+    key = json.dumps(testimages.ROOTS)
+    return _made(folder, "images-conformance-roots", layout.SUITE, *MMDEBSTRAP, key, make=make)
+
+
+def _busybox(folder: pathlib.Path) -> pathlib.Path:
+    """Return busybox as its authors release it."""
+    script = pathlib.Path(paths.TREE, "tests/site/busybox.sh")
+
+    def make(building: pathlib.Path) -> None:
+        sh.say("building busybox (2 minutes)")
+        sh.logged(folder / "busybox.log", str(script), str(building / "busybox"))
+
+    return _made(folder, "busybox", script.read_text(), make=make) / "busybox"
+
+
+def _pause(folder: pathlib.Path, kubernetes: pathlib.Path) -> pathlib.Path:
+    """Return upstream's pause program, built as its Makefile does."""
+    source = kubernetes / "build/pause/linux/pause.c"
+
+    def make(building: pathlib.Path) -> None:
+        sh.out("gcc", "-Os", "-Wall", "-static", "-DVERSION=v3.10.2", "-o", str(building / "pause"), str(source))
+
+    return _made(folder, "pause", source.read_text(), make=make) / "pause"
 
 
 def _apt_settings() -> list[str]:

@@ -31,14 +31,6 @@ PYTHON_PACKAGES = (
 )  # fmt: skip
 STREAM = "/usr/local/bin/stream"
 BENCHMARKS = ("/usr/bin/sysbench", "/usr/bin/fio", "/usr/bin/socat")
-# Of k8s.io/kubernetes/test/utils/image/manifest.go.
-AGNHOST_TAGS = ("2.66.1", "2.55")
-BUSYBOX_TAG = "1.37.0-2"
-PAUSE_TAG = "3.10.2"
-# Alpine's busybox, on which agnhost is built, has this applet; Debian's has not.
-PRINTENV = """#!/bin/sh
-for name; do eval "printf '%s\\\\n' \\"\\$$name\\""; done
-"""
 LEFT_OUT = ("/usr/share/doc", "/usr/share/man", "/usr/share/lintian", "/usr/share/bug")
 
 
@@ -196,31 +188,18 @@ def build_argo(folder: pathlib.Path, *, controller: pathlib.Path, executor: path
     layout.finish()
 
 
-def build_conformance(folder: pathlib.Path, *, rootfs: pathlib.Path, agnhost: pathlib.Path) -> None:
-    """Write what Kubernetes' own tests name into a new layout: their versions, made as the other images are."""
-    layout = Layout(folder)
-    tools = Layer()
-    tools.file("/bin/printenv", PRINTENV, mode=0o755)
-    with_shell = agnhost_image(agnhost, beside=(_busybox_layer(rootfs), tools.finished()))
-    for tag in AGNHOST_TAGS:
-        layout.add(f"e2e/agnhost:{tag}", with_shell)
-    layout.add(f"e2e/busybox:{BUSYBOX_TAG}", busybox(rootfs))
-    layout.add(f"e2e/pause:{PAUSE_TAG}", agnhost_image(agnhost))
-    layout.finish()
-
-
 def busybox(rootfs: pathlib.Path) -> Image:
     """Return static busybox with every applet, no entry point, command sh."""
     return Image(layers=(_busybox_layer(rootfs),), config={"Env": [PATH], "Cmd": ["sh"]})
 
 
-def agnhost_image(program: pathlib.Path, *, beside: tuple[bytes, ...] = ()) -> Image:
-    """Return Kubernetes' agnhost; it has no shell but what lies beside it."""
+def agnhost_image(program: pathlib.Path) -> Image:
+    """Return Kubernetes' agnhost without a shell."""
     layer = Layer()
     _skeleton(layer)
     layer.file("/agnhost", program.read_bytes(), mode=0o755)
     config = {"Env": [PATH], "Entrypoint": ["/agnhost"], "Cmd": ["pause"], "WorkingDir": "/"}
-    return Image(layers=(*beside, layer.finished()), config=config)
+    return Image(layers=(layer.finished(),), config=config)
 
 
 def python(rootfs: pathlib.Path) -> Image:
@@ -323,19 +302,27 @@ def _skeleton(layer: Layer) -> None:
 
 
 def _busybox_layer(rootfs: pathlib.Path) -> bytes:
-    program = next(path for path in (rootfs / "usr/bin/busybox", rootfs / "bin/busybox") if path.exists())
-    applets = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    return busybox_layer(next(path for path in (rootfs / "usr/bin/busybox", rootfs / "bin/busybox") if path.exists()))
+
+
+def busybox_layer(program: pathlib.Path) -> bytes:
+    """Return a layer of a static busybox and every applet in /bin."""
     layer = Layer()
     _skeleton(layer)
     for path in ("/bin", "/home", "/var", "/usr", "/usr/bin"):
         layer.folder(path)
     layer.folder("/var/tmp", mode=0o1777)
     layer.file("/bin/busybox", program.read_bytes(), mode=0o755)
-    for applet in applets:
-        if applet != "busybox":  # it lists itself; a link would replace the program
-            layer.link(f"/bin/{applet}", "busybox")
+    for applet in applets(program):
+        layer.link(f"/bin/{applet}", "busybox")
     layer.link("/usr/bin/env", "/bin/busybox")
     return layer.finished()
+
+
+def applets(busybox: pathlib.Path) -> list[str]:
+    """Return the commands that a busybox can be called as, but its own name: a link would replace the program."""
+    listed = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    return [applet for applet in listed if applet != "busybox"]
 
 
 def _digest(data: bytes) -> str:

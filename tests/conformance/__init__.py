@@ -1,0 +1,1 @@
+"""Kubernetes' own tests on the simulated cluster, and what became of each."""
