@@ -201,11 +201,31 @@ class TokenSource(Model, frozen=True, kw_only=True):
     expiration_seconds: int = 3600
 
 
+class LabelRequirement(Model, frozen=True, kw_only=True):
+    key: str
+    operator: str
+    values: list[str] = []
+
+
+class LabelSelector(Model, frozen=True, kw_only=True):
+    match_labels: dict[str, str] = {}
+    match_expressions: list[LabelRequirement] = []
+
+
+class TrustBundleSource(Model, frozen=True, kw_only=True):
+    path: str
+    name: str = ""
+    signer_name: str = ""
+    label_selector: LabelSelector | None = None
+    optional: bool = False
+
+
 class Projection(Model, frozen=True, kw_only=True):
     config_map: ConfigMapSource | None = None
     secret: SecretSource | None = None
     downward_api: DownwardSource | None = msgspec.field(default=None, name="downwardAPI")
     service_account_token: TokenSource | None = None
+    cluster_trust_bundle: TrustBundleSource | None = None
 
 
 class ProjectedSource(Model, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpk import errors
 from hpk.kube import quantity
-from hpk.volumes import downward, sources
+from hpk.volumes import bundles, downward, sources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +84,8 @@ class _Files:
         if token := getattr(source, "service_account_token", None):
             text = self._found.tokens[sources.token_key(token)]
             self._add(token.path, text.encode(), default)
+        if trusted := getattr(source, "cluster_trust_bundle", None):
+            self._add_bundle(trusted, default)
 
     def _add(self, path: str, data: bytes, mode: int | None) -> None:
         text = base64.b64encode(data).decode()
@@ -123,6 +125,15 @@ class _Files:
                 self._add(item.path, data[item.key], mode if item.mode is None else item.mode)
             elif not source.optional:
                 raise SourceMissing(f"{kind} references non-existent key: {item.key}", volume=self._volume.name)
+
+    def _add_bundle(self, source: v1.TrustBundleSource, default: int | None) -> None:
+        text = self._found.bundles.get(bundles.key(source))
+        if text is None and not source.optional:
+            named = (
+                f'clustertrustbundle "{source.name}"' if source.name else f"clustertrustbundle of {source.signer_name}"
+            )
+            raise SourceMissing(f"{named} not found", volume=self._volume.name)
+        self._add(source.path, (text or "").encode(), default)
 
     def _add_downward(self, source: v1.DownwardSource, default: int | None) -> None:
         for item in source.items:

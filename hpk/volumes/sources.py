@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpk import errors
 from hpk.kube import client, v1
+from hpk.volumes import bundles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,7 @@ class Needs:
     config_maps: frozenset[str] = frozenset()
     secrets: frozenset[str] = frozenset()
     tokens: frozenset[TokenKey] = frozenset()
+    bundles: frozenset[bundles.Key] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,12 @@ class Sources:
     config_maps: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     secrets: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     tokens: dict[TokenKey, str] = field(default_factory=dict)
+    bundles: dict[bundles.Key, str | None] = field(default_factory=dict)
 
 
 def needs(pod: v1.Pod) -> Needs:
     """All that the pod refers to, from volumes, environments and pull secrets."""
-    config_maps, secrets, tokens = set[str](), set[str](), set[TokenKey]()
+    config_maps, secrets, tokens, trusted = set[str](), set[str](), set[TokenKey](), set[bundles.Key]()
     for volume in pod.spec.volumes:
         for source in _projections(volume):
             if source.config_map:
@@ -52,6 +55,8 @@ def needs(pod: v1.Pod) -> Needs:
                 secrets.add(source.secret.secret_name or source.secret.name)
             if source.service_account_token:
                 tokens.add(token_key(source.service_account_token))
+            if source.cluster_trust_bundle:
+                trusted.add(bundles.key(source.cluster_trust_bundle))
     for container in pod.all_containers:
         config_maps |= {e.config_map_ref.name for e in container.env_from if e.config_map_ref}
         secrets |= {e.secret_ref.name for e in container.env_from if e.secret_ref}
@@ -59,7 +64,7 @@ def needs(pod: v1.Pod) -> Needs:
         config_maps |= {f.config_map_key_ref.name for f in froms if f.config_map_key_ref}
         secrets |= {f.secret_key_ref.name for f in froms if f.secret_key_ref}
     secrets |= {reference.name for reference in pod.spec.image_pull_secrets}
-    return Needs(frozenset(config_maps - {""}), frozenset(secrets - {""}), frozenset(tokens))
+    return Needs(frozenset(config_maps - {""}), frozenset(secrets - {""}), frozenset(tokens), frozenset(trusted))
 
 
 def token_key(source: v1.TokenSource) -> TokenKey:
@@ -83,15 +88,18 @@ async def gather(kube: client.Kube, pod: v1.Pod, *, shared: SharedConfigMaps) ->
         errors.Rejected: A read was refused for good, such as a token for a service account that is gone.
     """
     wanted, namespace = needs(pod), pod.metadata.namespace
-    config_maps, secrets, tokens = await asyncio.gather(
+    trusted = list(wanted.bundles)
+    config_maps, secrets, tokens, certificates = await asyncio.gather(
         asyncio.gather(*(shared.get(kube, namespace, name) for name in sorted(wanted.config_maps))),
         asyncio.gather(*(_read(kube, "secrets", namespace, name) for name in sorted(wanted.secrets))),
         asyncio.gather(*(_token(kube, pod, key) for key in sorted(wanted.tokens))),
+        asyncio.gather(*(bundles.read(kube, key) for key in trusted)),
     )
     return Sources(
         config_maps=dict(zip(sorted(wanted.config_maps), config_maps, strict=True)),
         secrets=dict(zip(sorted(wanted.secrets), secrets, strict=True)),
         tokens=dict(zip(sorted(wanted.tokens), tokens, strict=True)),
+        bundles=dict(zip(trusted, certificates, strict=True)),
     )
 
 
