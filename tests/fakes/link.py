@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpk.link import peer, sessions
 
-TIMEOUT = 5.0
+TIMEOUT = 60.0
 
 
 class Authority:

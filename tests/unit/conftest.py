@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Neither an example nor the drawing of it is judged by the clock: in a fresh clone hypothesis first builds its tables.
+hypothesis.settings.register_profile("units", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("units")
 
 # As structlog is without being told, but for errors: to draw one with the variables of every frame takes seconds.
 structlog.configure(

@@ -25,7 +25,7 @@ from hpk.link import peer, sessions
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 CRUN = Path(__file__).parents[2] / "fakes/crun.py"
 OUT, ERR = sessions.STDOUT, sessions.STDERR
 

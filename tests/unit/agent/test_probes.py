@@ -15,7 +15,7 @@ from hpk.agent import hooks, httpget, probes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-TIMEOUT = 1.0
+TIMEOUT = 60.0
 
 
 def test_a_probe_s_numbers_have_the_api_s_defaults() -> None:

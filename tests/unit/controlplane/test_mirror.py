@@ -69,7 +69,7 @@ def _etcd(tmp_path: Path) -> Etcd:
     return Etcd(tmp_path)
 
 
-async def until_copied(etcd: Etcd, *, seconds: float = 5) -> None:
+async def until_copied(etcd: Etcd, *, seconds: float = 60) -> None:
     """Run the copying until the copy's log is the node's."""
     async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
         running = group.create_task(etcd.mirror.run())
@@ -166,7 +166,7 @@ async def test_a_full_file_system_is_said_and_borne(etcd: Etcd, monkeypatch: pyt
         running = asyncio.create_task(etcd.mirror.run())
         for _ in range(3):
             refused.clear()
-            await asyncio.wait_for(refused.wait(), 5)
+            await asyncio.wait_for(refused.wait(), 60)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert [entry["log_level"] for entry in told] == ["warning"]

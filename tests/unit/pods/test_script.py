@@ -116,7 +116,7 @@ def test_what_killed_jobs_have_left_is_swept(tmp_path: Path) -> None:
     lock = os.open(held, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        subprocess.run(["bash", "-c", script.render(plan)], check=True, timeout=10)
+        subprocess.run(["bash", "-c", script.render(plan)], check=True, timeout=100)
     finally:
         os.close(lock)
     seen = (tmp_path / "seen").read_text().split()
