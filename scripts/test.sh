@@ -2,13 +2,16 @@
 # Every test: what `make check` runs, then those on simulated clusters, which it builds and starts.
 #
 # 75 minutes on a machine that has none of it yet (upstream's binaries are most of it), 30 on one that has.
-# Two clusters at a time: the tests wait more than they work. All is run, whatever failed before; the last lines are
-# pytest's, or say which parts failed.
+# Two clusters at a time: the tests wait more than they work. All is run, whatever failed before. A test of the clusters
+# that fails is run once more at the end, alone: tests/again.py says what that comes to. The last lines are pytest's, or
+# say what failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-failures=$(mktemp)
+work=$(mktemp -d)
+failures=$work/failures # a part of the run a line
+failed=$work/failed     # a test a line
 lane=
-trap 'rm -f "$failures"; [ -z "$lane" ] || kill "$lane"' EXIT
+trap 'rm -rf "$work"; [ -z "$lane" ] || kill "$lane"' EXIT
 trap 'exit 143' INT TERM HUP
 
 attempt() { # name command...: its failure is noted, and ends nothing
@@ -18,8 +21,10 @@ attempt() { # name command...: its failure is noted, and ends nothing
 }
 
 cluster_tests() { # marker files...
-  attempt "pytest -m '$*' (profile ${SITE_PROFILE:-flannel})" \
-    "$venv/bin/python" -m pytest --timeout 600 --durations 15 --durations-min 15 -m "$@"
+  local cache code=0
+  cache=$(mktemp -d "$work/cache.XXXX")
+  "$venv/bin/python" -m pytest -o cache_dir="$cache" --durations 15 --durations-min 15 -m "$@" </dev/null || code=$?
+  attempt "pytest -m '$*' (profile ${SITE_PROFILE:-flannel})" python3 tests/again.py note "$failed" "$code" "$cache"
 }
 
 apart() { # the lane that runs beside the machine's own cluster
@@ -30,14 +35,14 @@ apart() { # the lane that runs beside the machine's own cluster
   cluster_tests destructive tests/site tests/e2e
 }
 
-HPK_UNIT_SECONDS=${HPK_UNIT_SECONDS:-30} attempt check scripts/check.sh
+attempt check scripts/check.sh
 venv=$(scripts/venv.sh) || exit
 export PYTHONPATH=.
 scripts/build-image.sh || exit
 tests/site/site up || exit
 tests/site/site argo # builds what a cluster that is apart, without a way to the internet, cannot; there it is looked at
 
-export venv failures
+export venv work failures failed
 export -f attempt cluster_tests apart
 tests/site/apart tests bash -c apart >build/test-apart.log 2>&1 &
 lane=$!
@@ -49,8 +54,13 @@ disks=tests/e2e/test_disks.py
 SITE_PROFILE=bare cluster_tests cluster tests/site/test_site_bare.py tests/e2e/test_bare.py \
   tests/e2e/test_containment.py $disks::TestScratch::test_each_directory_can_be_moved \
   $disks::test_a_control_plane_whose_node_dies_comes_back_elsewhere
-attempt 'site up' tests/site/site up
 wait "$lane" || echo "the second cluster (exit code $?)" >>"$failures"
 lane=
 cat build/test-apart.log
+attempt 'site up' tests/site/site up
+[ ! -s "$failed" ] || {
+  tests/site/site argo
+  attempt 'tests that were run again' python3 tests/again.py run "$failed" "$venv/bin/python" -m pytest -q
+  attempt 'site up' tests/site/site up
+}
 [ ! -s "$failures" ] || { sed 's/^/test: failed: /' "$failures" >&2; exit 1; }
