@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hpk import records
     from hpk.kube import v1
 
+KILLED = frozenset({128 + 9, 128 + 15})
+"""Exit codes of a container that a signal of Slurm's or the kernel's ended."""
 UNKNOWN_EXIT_CODE = 137
 LOST = "ContainerStatusUnknown"
 NOT_BEGUN = frozenset({"ContainerCreating", "PodInitializing"})
@@ -173,12 +175,12 @@ def _as_lost(made: dict[str, Any], facts: Facts) -> dict[str, Any]:
     """The status of a container of a pod that is over: what still claims to run has been lost."""
     made |= {"ready": False, "started": False}
     running = made["state"].get("running")
-    is_out_of_memory = facts.allocation is not None and facts.allocation.cause is model.Cause.OUT_OF_MEMORY
+    is_out_of_memory = _cause(facts) is model.Cause.OUT_OF_MEMORY
     if running is not None:
         reason = "OOMKilled" if is_out_of_memory else LOST
         made["state"] = {"terminated": _lost(running["startedAt"], reason=reason)}
-    elif is_out_of_memory and (ended := made["state"].get("terminated")) and ended["exitCode"] != 0:
-        # Slurm kills the whole job for memory: the signal that the agent saw was only how.
+    elif is_out_of_memory and (ended := made["state"].get("terminated")) and ended["exitCode"] in KILLED:
+        # The signal that the agent saw was only how: Slurm's, or the kernel's to one of the job's cgroup.
         made["state"] = {"terminated": {**ended, "reason": "OOMKilled", "exitCode": UNKNOWN_EXIT_CODE}}
     return made
 
@@ -259,9 +261,23 @@ def _cut_short(facts: Facts) -> bool:
     ended = facts.report["ended"] if facts.report else None
     if ended and ended["reason"] != "Deleted":
         return True
-    cause = facts.allocation.cause if facts.allocation else None
+    cause = _cause(facts)
     is_finished = bool(facts.report and facts.report["finished_at"])
     return not is_finished and cause not in {None, model.Cause.FINISHED}
+
+
+def _cause(facts: Facts) -> model.Cause | None:
+    """Return why the pod's job ended.
+
+    With cgroups Slurm calls any job OUT_OF_MEMORY in which the kernel has killed a process, though it went on and came
+    to its own end. That is the reason of the pod's end only if one of its containers was killed then.
+    """
+    cause = facts.allocation.cause if facts.allocation else None
+    if cause is model.Cause.OUT_OF_MEMORY and facts.report and facts.report["finished_at"]:
+        runs = [record["terminated"] for record in facts.report["containers"].values()]
+        if not facts.report["ended"] and not any(run and run["exit_code"] in KILLED for run in runs):
+            return model.Cause.FINISHED
+    return cause
 
 
 # Reason and message
@@ -286,7 +302,7 @@ def job_failure(facts: Facts) -> tuple[str, str] | None:
     """(reason, message) of a pod whose job did not come to its own end."""
     ended = facts.report["ended"] if facts.report else None
     state = facts.allocation
-    cause = state.cause if state else None
+    cause = _cause(facts)
     job = f"Slurm job {facts.job_id}"
     if ended and ended["reason"] == "Deleted":
         return None

@@ -166,6 +166,26 @@ def test_a_job_that_ends_under_a_running_container_fails_the_pod_with_the_true_r
     assert gone["reason"] == ("OOMKilled" if cause is model.Cause.OUT_OF_MEMORY else "ContainerStatusUnknown")
 
 
+@pytest.mark.parametrize(
+    ("code", "phase", "reason", "container"),
+    [
+        (0, "Succeeded", None, "Completed"),
+        (3, "Failed", None, "Error"),
+        (137, "Failed", "OOMKilled", "OOMKilled"),
+    ],
+)
+def test_slurm_remembers_a_kill_for_memory_that_the_pod_survived(
+    code: int, phase: str, reason: str | None, container: str
+) -> None:
+    """By cgroups a job is OUT_OF_MEMORY if the kernel has killed any of its processes: a child, an earlier run."""
+    out = allocation(model.Phase.ENDED, cause=model.Cause.OUT_OF_MEMORY, state="OUT_OF_MEMORY")
+    told = report({"c": record("terminated", code=code)}, finished_at=T0)
+    wanted = made(pod(), report=told, allocation=out, is_over=True)
+    ended_as = wanted["containerStatuses"][0]["state"]["terminated"]
+    assert (wanted["phase"], wanted["reason"]) == (phase, reason)
+    assert (ended_as["reason"], ended_as["exitCode"]) == (container, code)
+
+
 def test_a_failed_init_container_leaves_the_others_waiting() -> None:
     """Those that never started stay PodInitializing, and Initialized is False."""
     containers = {"x": record("terminated", code=5)}
