@@ -5,7 +5,7 @@
 #
 # Uses the cluster that runs; starts one if none does, or another profile's where SITE_PROFILE names one.  HAVE names
 # what this cluster can do (the runner skips cases that need more), JOBS how many cases run at a time: one where the
-# site takes few jobs, as profile bare does, whose login node has no kubectl either but for `hpk kubectl`.
+# site takes few jobs.
 set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
@@ -20,8 +20,10 @@ is_ready() { as_alice "${kubectl[@]}" --request-timeout=3s get node hpk </dev/nu
 
 runs=$({ tests/site/site status || true; } | sed -n 's/^profile \([a-z]*\):.*/\1/p')
 export SITE_PROFILE=${SITE_PROFILE:-${runs:-flannel}}
-kubectl=(kubectl) jobs=4
-[ "$SITE_PROFILE" != bare ] || { kubectl=(/home/alice/.local/bin/hpk kubectl) jobs=1; }
+read -r jobs kubectl <<<"$(PYTHONPATH=. python3 -c '
+from tests import cluster
+print(1 if cluster.PROFILE.submit_limit else 4, *cluster.KUBECTL)')"
+read -ra kubectl <<<"$kubectl"
 
 { [ "$runs" = "$SITE_PROFILE" ] && is_ready; } || python3 tests/cluster.py up >&2
 

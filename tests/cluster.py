@@ -17,6 +17,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+if str(ROOT) not in sys.path:  # as a program, this finds its own folder only
+    sys.path.insert(0, str(ROOT))
+
+from tests.site.hpksite import layout  # noqa: E402
+
+PROFILE = layout.PROFILES[os.environ.get("SITE_PROFILE") or "flannel"]
+"""What the site has; its fields say what a test may expect."""
 SITE = ROOT / "tests/site/site"
 IMAGE = ROOT / "build/hpk.sif"
 USER = "alice"
@@ -25,11 +32,10 @@ REGISTRY = "ctl:5000"
 HPK = "/home/alice/.local/bin/hpk"
 # Tests of faults have a registry of their own, and a port where none is.
 SETTINGS = f'insecure_registries = ["{REGISTRY}", "{HOST}:5900", "{HOST}:5901"]\n'
-# A site of profile `bare` wants every job's account and time; pods inherit the account.
-STRICT = os.environ.get("SITE_PROFILE") == "bare"
+# Where every job must name its account and time; pods inherit the account.
 STRICT_SETTINGS = SETTINGS + 'flags = "--time=30"\n'
-# It has no kubectl and filters ports, and only its login node reaches the registry.
-KUBECTL = (HPK, "kubectl") if STRICT else ("kubectl",)
+KUBECTL = ("kubectl",) if PROFILE.kubectl else (HPK, "kubectl")
+# Images that are fetched on the login node where no other reaches the registry.
 PULLED = ("busybox:1", "agnhost:2", "python:3", "layers:1", "alias/busybox:1", "multi:1", "bench:1")
 ACCOUNT = "s/^##SBATCH --account=.*/#SBATCH --account=research/"
 
@@ -107,10 +113,11 @@ def install(digest: str = "") -> None:
         "bash",
         "-c",
         f"umask 077; mkdir -p .hpk; cat > .hpk/config.toml; echo {digest} > .hpk/installed",
-        stdin=(STRICT_SETTINGS if STRICT else SETTINGS).encode(),
+        stdin=(STRICT_SETTINGS if PROFILE.strict else SETTINGS).encode(),
     )
-    if STRICT:
+    if PROFILE.strict:
         run("sed", "-i", ACCOUNT, "hpk.sbatch")
+    if PROFILE.filtered:
         run(HPK, "pull", *(f"{REGISTRY}/{name}" for name in PULLED), seconds=300)
 
 

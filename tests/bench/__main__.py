@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--name", default="", help=f"only those that begin so; of {', '.join(BENCHMARKS)}")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    possible = [name for name in BENCHMARKS if not (cluster.STRICT and name in NEED_MANY_JOBS)]
+    possible = [name for name in BENCHMARKS if not (cluster.PROFILE.submit_limit and name in NEED_MANY_JOBS)]
     wanted = [name for name in possible if name.startswith(options.name)]
     if not wanted:
         parser.error(f"no benchmark begins with '{options.name}' (there are {', '.join(possible)})")
@@ -85,7 +85,7 @@ def _number(value: float) -> str:
 
 
 def _profile() -> str:
-    return os.environ.get("SITE_PROFILE") or "flannel"
+    return cluster.PROFILE.name
 
 
 def _machine() -> str:

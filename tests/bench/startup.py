@@ -20,10 +20,10 @@ UPS = 5
 WORK = "/home/alice/bench"
 IMAGE = f"{cluster.REGISTRY}/busybox:1"
 SIF = f"{WORK}/busybox.sif"
-JOB = ("SBATCH_ACCOUNT=research", "SBATCH_TIMELIMIT=10") if cluster.STRICT else ()
+JOB = ("SBATCH_ACCOUNT=research", "SBATCH_TIMELIMIT=10") if cluster.PROFILE.strict else ()
 """What a plain job's environment needs where the site's policy asks for it."""
-CLIENT = "c2" if cluster.STRICT else cluster.HOST
-"""Where the measuring client runs: the strict site's login node does not reach the API server's port."""
+CLIENT = "c2" if cluster.PROFILE.filtered else cluster.HOST
+"""Where the measuring client runs: such a site's login node does not reach the API server's port."""
 
 
 def pod_startup() -> list[dict[str, Any]]:
@@ -40,8 +40,8 @@ def pod_startup() -> list[dict[str, Any]]:
         key: statistics.median(s[key] for s in found["stages"] if key in s) for key in max(found["stages"], key=len)
     }
     entries[0]["details"] |= {f"at-{name}": seconds for name, seconds in stages.items()}
-    # The strict site's control plane does not reach the registry: there are no cold images.
-    return entries if cluster.STRICT else [*entries, cold_startup(found["direct"])]
+    # Where the control plane does not reach the registry there are no cold images.
+    return entries if cluster.PROFILE.filtered else [*entries, cold_startup(found["direct"])]
 
 
 def bare_image() -> None:
@@ -78,7 +78,7 @@ def client(*command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Run variables and a command on the clients' host, where there is a kubectl."""
     where = f"{WORK}/bin"
     script = f'#!/bin/sh\nexec {" ".join(cluster.KUBECTL)} "$@"\n'
-    if cluster.STRICT:
+    if not cluster.PROFILE.kubectl:
         cluster.run(
             "sh", "-c", f"mkdir -p {where}; cat >{where}/kubectl; chmod +x {where}/kubectl", stdin=script.encode()
         )

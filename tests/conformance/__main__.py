@@ -29,7 +29,7 @@ DOCS = cluster.ROOT / "docs"
 REGISTRIES = "".join(
     f"{name}: {cluster.REGISTRY}/e2e\n" for name in ("gcRegistry", "gcEtcdRegistry", "promoterE2eRegistry")
 )
-PROCESSES = 2 if cluster.STRICT else 14
+PROCESSES = 2 if cluster.PROFILE.submit_limit else 14
 """Test processes at a time: they wait more than they work. A site that takes five jobs at a time has room for two."""
 
 
@@ -44,7 +44,7 @@ def main() -> int:
         [options.programs / "e2e.test", "--list-conformance-tests"], capture_output=True, text=True, check=True
     )
     names = outcomes.official(listed.stdout)
-    subject = {"commit": _git("rev-parse", "HEAD"), "profile": "bare" if cluster.STRICT else "flannel"}
+    subject = {"commit": _git("rev-parse", "HEAD"), "profile": cluster.PROFILE.name}
     if options.focus:
         (BUILD / "focus.jsonl").unlink(missing_ok=True)
         journal, focus, expected = Journal(BUILD / "focus.jsonl", subject=subject), options.focus, 0
@@ -130,7 +130,7 @@ def _stage(programs: Path) -> None:
         cluster.run("sh", "-c", f"cat >{there} && chmod 755 {there}", stdin=source.read_bytes())
     cluster.run("sh", "-c", f"cat >{THERE}/registries.yaml", stdin=REGISTRIES.encode())
     cluster.kubectl("delete", "namespace", "--selector=e2e-framework", "--wait=false")  # of a run that was cut off
-    if cluster.STRICT:  # its compute nodes do not reach the registry
+    if cluster.PROFILE.filtered:  # its compute nodes do not reach the registry
         catalogue = json.loads(cluster.shell(f"curl -fsS http://{cluster.REGISTRY}/v2/_catalog?n=1000"))
         for name in (name for name in catalogue["repositories"] if name.startswith("e2e/")):
             tags = json.loads(cluster.shell(f"curl -fsS http://{cluster.REGISTRY}/v2/{name}/tags/list"))["tags"]
@@ -145,7 +145,7 @@ def _command(focus: str, *, processes: int, port: int) -> list[str]:
         f"--kubeconfig=/home/{cluster.USER}/.kube/config", "--provider=skeleton", "--allowed-not-ready-nodes=-1",
         f"--kubectl-path={THERE}/kubectl", f"--progress-report-url=http://127.0.0.1:{port}",
     ]  # fmt: skip
-    if not cluster.STRICT:
+    if not cluster.PROFILE.filtered:
         return ginkgo
     # The ports of compute nodes are filtered: the context leads through a tunnel meanwhile.
     connected = f"{cluster.HPK} connect & sleep 10; trap 'kill %1' EXIT; \"$@\""

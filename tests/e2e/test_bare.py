@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.skipif(os.environ.get("SITE_PROFILE") != "bare", reason="needs SITE_PROFILE=bare"),
+    pytest.mark.skipif(cluster.PROFILE.name != "bare", reason="needs SITE_PROFILE=bare"),
 ]
 
 LISTENING = """

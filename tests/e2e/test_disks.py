@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Namespace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300, func_only=True)]
-bare = pytest.mark.skipif(os.environ.get("SITE_PROFILE") != "bare", reason="needs SITE_PROFILE=bare")
+bare = pytest.mark.skipif(cluster.PROFILE.name != "bare", reason="needs SITE_PROFILE=bare")
 SCRATCH = "/scratch/alice"
 
 
@@ -84,7 +83,7 @@ def moved(hpk: None) -> Iterator[None]:
         cluster.shell(f"mkdir -p -m 1777 {SCRATCH}", user="root", host=host)
     cluster.stop()
     settings = ("env", f"HPK_SCRATCH={SCRATCH}", "HPK_IMAGES=/home/alice/other/images", cluster.HPK)
-    if cluster.STRICT:  # only the login node reaches the registry
+    if cluster.PROFILE.filtered:  # only the login node reaches the registry
         cluster.run(*settings, "pull", f"{cluster.REGISTRY}/busybox:1")
     cluster.run(*settings, "up", seconds=180)
     yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +16,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.destructive,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(os.environ.get("SITE_PROFILE") == "bare", reason="needs the prepared site"),
+    pytest.mark.skipif(not cluster.PROFILE.flannel, reason="needs the prepared site"),
 ]
 
 
