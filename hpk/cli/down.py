@@ -35,6 +35,11 @@ async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
         jobs = await slurm.jobs()
         if (job := instance.control_plane(jobs, state)) is None:
             print("No control plane runs")
+            for stranger in instance.strangers(jobs, state):
+                print(
+                    f"Left job {stranger.id} alone ({stranger.state.value}): a control plane that has not told its "
+                    f"directory yet; if it is this one's, 'scancel {stranger.id}' ends it"
+                )
         else:
             # First: while it lives it would replace the pods that go.
             await _stop(slurm, job)

@@ -29,7 +29,8 @@ class Layout:
 
     Under ``<state>/state``, all of it 0700 and 0600::
 
-        lock, owner.json      who runs here (hpk.controlplane.lock)
+        terms/, lock          who holds the directory (hpk.controlplane.lock)
+        owner.json            the same for others to read (hpk.controlplane.ownership)
         ports.json            the ports of last time
         etcd/                 the data, or their copy (hpk.controlplane.placement)
         pki/<authority>/      ca.crt, ca.key: persistent

@@ -1,14 +1,20 @@
 """Only one control plane may use a state directory, whichever host it runs on.
 
-Two things guard it, because neither is enough on every shared file system:
+Exclusive creation decides (:mod:`hpk.controlplane.terms`)::
 
-- ``lock``: a POSIX lock (fcntl), which NFS and Lustre carry between hosts unless mounted with ``nolock`` or
-  ``localflock``, and which dies with its owner;
-- ``owner.json``: says who, and beats: the owner touches it every ten seconds.  If another host's file beats
-  while we watch, somebody lives there; one that does not for 25 s is stale and is taken over.
+    last term ended ─────────────────────────────┐
+    last term open: is its holder gone?  yes ────┤
+                                         no      ▼
+                                         │   create the next number ── somebody was quicker ──► look again
+                                         ▼       │
+                                      refused    ▼
+                                             pause, look: is ours the highest?  no ──► withdraw, look again
+                                                 │ yes
+                                                 ▼
+                                             hold: beat, and leave when a higher number appears
 
-They are two files because closing any descriptor of a file gives up all POSIX locks on it, and because NFS
-shows another host's changes only to those who open the file anew.
+Whether a holder is gone is asked in this order: of Slurm, which knows whether its job is over; of a POSIX lock, which
+is worth something between processes of one host only; and else its file is watched for signs of life.
 """
 
 from __future__ import annotations
@@ -20,154 +26,312 @@ import fcntl
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
 from hpk import errors, jobdir
+from hpk.controlplane import ownership, terms
+from hpk.controlplane.ownership import Owner
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from hpk.slurm import model
+
+    Ask = Callable[[], Awaitable[Mapping[str, model.Job]]]
+    """All jobs of this user that Slurm knows; raises errors.SlurmUnavailable."""
+    Call = Callable[..., Awaitable[Any]]
+    """Calls a function that looks at or changes files, beside the event loop."""
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 25.0
+"""Two beats and a half without a sign of life."""
+SETTLE_SECONDS = 0.2
+"""Between the creation of our own file and the look whether a higher number has appeared."""
+FORGOTTEN_SECONDS = 120.0
+"""A holder that has been silent for this long, and whose job Slurm does not know, is gone."""
+ASK_SECONDS = 15.0
+"""How long to wait for Slurm's word before the holder's file is watched instead."""
 _LOOK_SECONDS = 0.5
 _HELD = (errno.EAGAIN, errno.EACCES)
-_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+Verdict = Literal["gone", "lives", "unknown"]
 
 logger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Owner:
-    """Who holds the lock, as the file says."""
-
-    host: str
-    job_id: str
-    started_at: float
-    token: str
-    """Tells this owner from every other, also from itself after a restart."""
-
-    def __str__(self) -> str:
-        job = f", Slurm job {self.job_id}" if self.job_id else ""
-        return f"host {self.host}{job}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.started_at))}"
 
 
 class Lock:
     """A held lock."""
 
-    def __init__(self, owner: Owner, path: Path, *, beat_seconds: float) -> None:
+    def __init__(self, owner: Owner, number: int, files: terms.Terms, *, directory: Path, beat_seconds: float) -> None:
         self.owner = owner
-        self._path = path
-        self._beat_seconds = beat_seconds
+        self.number = number
+        self._files = files
+        self._directory = directory
+        # From now on, not from `keep` on: what comes before may take longer than the patience of others.
+        self._beating = asyncio.create_task(self._beat_forever(beat_seconds), name="heartbeat of the state directory")
 
     def is_ours(self) -> bool:
-        """Whether nobody has taken it over, as far as the file system says."""
-        return read(self._path) == self.owner
+        """Return whether nobody has taken it over, as far as the file system says."""
+        return self._files.latest() == self.number and self._files.holder(self.number) == self.owner
 
     async def keep(self) -> None:
-        """Beat until cancelled.
+        """Wait until cancelled.
 
         Raises:
-            errors.Fatal: Somebody else took the lock over: we must end before both write.
+            errors.Fatal: Somebody else took the directory over: we must end before both write.
         """
+        await asyncio.shield(self._beating)
+
+    async def close(self) -> None:
+        """Stop beating."""
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
+
+    async def _beat_forever(self, seconds: float) -> None:
         while True:
-            await asyncio.sleep(self._beat_seconds)
             with contextlib.suppress(OSError):  # a file server that is away: the next beat may work
-                if (owner := read(self._path)) != self.owner:
-                    who = f"another control plane took it over ({owner})" if owner else f"{self._path} is gone"
-                    raise errors.Fatal(f"Cannot go on with {self._path.parent}: {who}")
-                os.utime(self._path)
+                await asyncio.to_thread(self._beat)
+            await asyncio.sleep(seconds)
+
+    def _beat(self) -> None:
+        if (latest := self._files.latest()) > self.number:
+            who = self._files.holder(latest)
+            raise errors.Fatal(
+                f"Cannot go on with {self._directory}: another control plane took it over ({who or 'unknown'})"
+            )
+        if self._files.beat_at(self.number) is None:
+            raise errors.Fatal(f"Cannot go on with {self._directory}: its file of this control plane's term is gone")
+        self._files.beat(self.number)
 
 
 @contextlib.asynccontextmanager
 async def locked(
-    directory: Path, *, job_id: str, beat_seconds: float = BEAT_SECONDS, stale_seconds: float = STALE_SECONDS
+    directory: Path,
+    *,
+    job_id: str = "",
+    job_started_at: float = 0.0,
+    cluster: str = "",
+    ask: Ask | None = None,
+    beat_seconds: float = BEAT_SECONDS,
+    stale_seconds: float = STALE_SECONDS,
 ) -> AsyncIterator[Lock]:
     """Hold the directory while the block lasts.
 
     Args:
-        directory: It must exist.
-        job_id: Our Slurm job, for those who find the lock taken.
+        directory: It must exist; its parent is the state directory.
+        job_id: Our Slurm job, for those who find the directory taken.
+        job_started_at: When Slurm started it.
+        cluster: Slurm's name of the cluster.
+        ask: Asks Slurm for this user's jobs.
         beat_seconds: Between signs of life.
-        stale_seconds: How long to watch for another host's sign of life.
+        stale_seconds: How long to watch for another's sign of life.
 
     Raises:
         errors.Fatal: Somebody holds it; says who, and how to get out.
+        OSError: The file system refused.
     """
-    host = socket.gethostname()
-    path = directory / "owner.json"
+    files = terms.Terms(directory / "terms")
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    has_lock = _lock(descriptor)
+    us = Owner(
+        host=socket.gethostname(),
+        job_id=job_id,
+        job_started_at=job_started_at,
+        started_at=time.time(),
+        cluster=cluster,
+        has_lock=bool(has_lock),
+        boot_id=_boot_id(),
+        token=os.urandom(8).hex(),
+    )
+    number, held = 0, None
     try:
-        await _take(descriptor, path, host=host, stale_seconds=stale_seconds)
-        owner = Owner(host=host, job_id=job_id, started_at=time.time(), token=os.urandom(8).hex())
-        jobdir.write_json(str(path), asdict(owner))
-        yield Lock(owner, path, beat_seconds=beat_seconds)
+        judge = Judge(us, files, directory=directory, has_lock=has_lock, ask=ask, stale_seconds=stale_seconds)
+        number = await take(files, us, is_gone=judge.is_gone, settle=judge.settle)
+        files.forget(number)
+        jobdir.write_json(str(directory / ownership.FILE), asdict(us))
+        held = Lock(us, number, files, directory=directory, beat_seconds=beat_seconds)
+        yield held
     finally:
-        # Without the file the next one, on whichever host, need not watch it.
-        with contextlib.suppress(OSError, UnboundLocalError):
-            if read(path) == owner:
-                path.unlink()
+        if held is not None:
+            await held.close()
+        if number and files.holder(number) == us:
+            if files.latest() == number:
+                with contextlib.suppress(OSError):
+                    (directory / ownership.FILE).unlink()
+            # The next one, on whichever host, need not ask about us.
+            files.end(number)
         os.close(descriptor)
 
 
-def read(path: Path) -> Owner | None:
-    """Who holds the lock, or None if nobody does or the file is damaged."""
-    try:
-        return Owner(**jobdir.read_json(str(path)))
-    except (ValueError, TypeError):
-        return None
+async def take(
+    files: terms.Terms,
+    us: Owner,
+    *,
+    is_gone: Callable[[int, Owner | None], Awaitable[None]],
+    settle: Callable[[], Awaitable[None]],
+    call: Call = asyncio.to_thread,
+) -> int:
+    """Take the directory, and return the number of our term.
+
+    Args:
+        files: The terms.
+        us: Written into our file.
+        is_gone: Returns when a holder (None: its file cannot be read) is gone, raises errors.Fatal while it lives.
+        settle: Pauses between the creation of our file and the look whether it is the last.
+        call: Calls each look and each change.
+
+    Raises:
+        errors.Fatal: Somebody else holds it.
+        OSError: The file system refused.
+    """
+    while True:
+        last: int = await call(files.latest)
+        if last and not await call(files.is_over, last):
+            await is_gone(last, await call(files.holder, last))
+        ours = last + 1
+        if not await call(files.create, ours, us):
+            continue  # somebody was quicker: look who
+        try:
+            await settle()
+            if await call(files.latest) == ours:
+                return ours
+        except BaseException:
+            files.remove(ours)
+            raise
+        await call(files.remove, ours)
 
 
-async def _take(descriptor: int, path: Path, *, host: str, stale_seconds: float) -> None:
-    owner = read(path)
-    can_lock = _try_lock(descriptor, path, owner)
-    if owner is None or (can_lock and owner.host == host):
-        return  # free, or left over by a process of this host that is gone
-    logger.warning("The state directory was not left in order; watching for its owner", owner=str(owner))
-    if await _beats(path, stale_seconds=stale_seconds):
-        raise _refusal(path, owner)
-    logger.warning("Taking over the state directory: its owner gave no sign of life", owner=str(owner))
+class Judge:
+    """Finds out whether the holder of an open term is gone."""
+
+    def __init__(
+        self,
+        us: Owner,
+        files: terms.Terms,
+        *,
+        directory: Path,
+        has_lock: bool | None,
+        ask: Ask | None = None,
+        stale_seconds: float = STALE_SECONDS,
+    ) -> None:
+        self._us, self._files, self._directory = us, files, directory
+        self._has_lock, self._ask, self._stale_seconds = has_lock, ask, stale_seconds
+        self._settle_seconds = SETTLE_SECONDS
+
+    async def is_gone(self, number: int, holder: Owner | None) -> None:
+        """Return when the holder is gone.
+
+        Raises:
+            errors.Fatal: It lives.
+        """
+        if holder is not None and (holder.host, holder.boot_id) == (self._us.host, self._us.boot_id):
+            if has_ended_here(holder, self._us):
+                return
+            if self._has_lock is False:
+                raise self._refusal(holder)
+        found: Verdict = "unknown"
+        if holder is not None and self._ask is not None and holder.job_id and holder.cluster == self._us.cluster:
+            logger.warning(
+                "The last control plane left no word of its end; asking Slurm for its job", owner=str(holder)
+            )
+            found = await self._verdict(number, holder)
+        if found == "gone":
+            logger.warning("Taking over the state directory: its owner's job is over", owner=str(holder))
+            return
+        if found == "lives" or self._has_lock is False:
+            raise self._refusal(holder)
+        logger.warning(
+            "The last control plane left no word of its end; watching for signs of life",
+            owner=str(holder or "unknown"),
+            seconds=round(self._stale_seconds),
+        )
+        if await self._beats(number):
+            raise self._refusal(holder)
+        # One that is merely cut off sees our number at its next beat, and leaves.
+        self._settle_seconds = max(self._settle_seconds, min(BEAT_SECONDS, self._stale_seconds))
+        logger.warning("Taking over the state directory: its owner gave no sign of life")
+
+    async def settle(self) -> None:
+        """Pause before the look whether ours is the last number."""
+        await asyncio.sleep(self._settle_seconds)
+
+    async def _verdict(self, number: int, holder: Owner) -> Verdict:
+        assert self._ask is not None
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                jobs = await self._ask()
+        except (errors.SlurmUnavailable, TimeoutError) as error:
+            logger.warning("Slurm does not say whether the owner's job is over", error=str(error) or "no answer")
+            return "unknown"
+        silent_seconds = await asyncio.to_thread(self._files.silent_seconds, number)
+        return verdict(holder, self._us, jobs, state=self._directory.parent, silent_seconds=silent_seconds)
+
+    async def _beats(self, number: int) -> bool:
+        """Whether the file's time moves: compared with itself, never with our clock, which may differ."""
+        seen = await asyncio.to_thread(self._files.beat_at, number)
+        end = time.monotonic() + self._stale_seconds
+        while time.monotonic() < end:
+            await asyncio.sleep(min(_LOOK_SECONDS, self._stale_seconds / 5))
+            now = await asyncio.to_thread(self._files.beat_at, number)
+            if now in (None, 0):
+                return False  # it has just ended in order
+            if now != seen:
+                return True
+        return False
+
+    def _refusal(self, holder: Owner | None) -> errors.Fatal:
+        who = str(holder) if holder else "a process that is just starting"
+        end = f"'hpk down' or 'scancel {holder.job_id}'" if holder and holder.job_id else "'hpk down'"
+        return errors.Fatal(
+            f"Cannot use {self._directory}: another control plane runs on it ({who}).  End it with {end}, or use "
+            "another directory (HPK_STATE)"
+        )
 
 
-def _try_lock(descriptor: int, path: Path, owner: Owner | None) -> bool:
-    """Whether the POSIX lock is ours; False if the file system has none."""
+def has_ended_here(holder: Owner, us: Owner) -> bool:
+    """Return whether a holder on this very host has ended, without asking anybody.
+
+    The lock that it had and that we have now proves it, for both are processes of one kernel.  Where neither could
+    have one, so does our own job: hpk.sbatch starts the control plane again only when the last one has ended.
+    """
+    is_same_job = bool(us.job_id) and (holder.job_id, holder.job_started_at) == (us.job_id, us.job_started_at)
+    return us.has_lock if holder.has_lock else is_same_job
+
+
+def verdict(holder: Owner, us: Owner, jobs: Mapping[str, model.Job], *, state: Path, silent_seconds: float) -> Verdict:
+    """Return what Slurm's answer says about the holder.
+
+    A node that Slurm has given up may still run it.  A job that Slurm has forgotten has been over for minutes, unless
+    Slurm was set up anew meanwhile: then the holder still gives signs of life.
+    """
+    job = jobs.get(holder.job_id)
+    if job is None:
+        return "gone" if silent_seconds > FORGOTTEN_SECONDS else "unknown"
+    if holder.job_id == us.job_id:  # requeued: Slurm has given the other node up, and it may not know
+        return "unknown"
+    if ownership.is_later(job, holder) or ownership.relation(job, state, holder) is ownership.Relation.ANOTHERS:
+        return "gone"
+    if job.state.is_over:
+        return "unknown" if job.state.value == "NODE_FAIL" else "gone"
+    return "unknown" if job.state.is_ending or job.state.is_queued else "lives"
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether the POSIX lock is ours; None if the file system has none."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _HELD:
-            raise _refusal(path, owner) from error
-        if error.errno in _UNSUPPORTED:
-            return False
-        raise errors.Fatal(f"Cannot lock {path.parent}: {error.strerror}") from error
+        return False if error.errno in _HELD else None
     return True
 
 
-async def _beats(path: Path, *, stale_seconds: float) -> bool:
-    """Whether the file's time moves: compared with itself, never with our clock, which may differ."""
-    seen = _time_of(path)
-    end = time.monotonic() + stale_seconds
-    while time.monotonic() < end:
-        await asyncio.sleep(min(_LOOK_SECONDS, stale_seconds / 5))
-        if _time_of(path) != seen:
-            return True
-    return False
-
-
-def _time_of(path: Path) -> int | None:
+def _boot_id() -> str:
     try:
-        with path.open("rb") as file:  # not stat alone: NFS answers that from its cache
-            return os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
-def _refusal(path: Path, owner: Owner | None) -> errors.Fatal:
-    who = str(owner) if owner else "a process that is just starting"
-    end = f"'hpk down' or 'scancel {owner.job_id}'" if owner and owner.job_id else "'hpk down'"
-    return errors.Fatal(
-        f"Cannot use {path.parent}: another control plane runs on it ({who}).  End it with {end}, or use another "
-        f"directory (HPK_STATE).  If that host is gone and the lock stays taken, remove {path.parent / 'lock'}"
-    )
+        return Path(_BOOT_ID).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

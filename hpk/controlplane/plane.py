@@ -31,8 +31,11 @@ from hpk.controlplane import (
     placement,
     saving,
     supervisor,
+    troubles,
+    version,
 )
 from hpk.controlplane import layout as layouts
+from hpk.slurm import client as slurm_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -56,6 +59,7 @@ class ControlPlane:
         ready: Set once the namespace ``default`` can take pods as well.
         book: Ports of this host, held and recorded by name; the link's server takes its own from here.
         kubelet_port: Held for the kubelet's HTTPS endpoint.
+        troubles: What it cannot mend by itself.
         link: The authority of the agents' link.
     """
 
@@ -68,6 +72,7 @@ class ControlPlane:
     _lock: lock.Lock
     _supervisor: supervisor.Supervisor
     _mirror: mirror.Mirror | None = None
+    troubles: troubles.Troubles = field(default_factory=troubles.Troubles)
     serving: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -105,12 +110,12 @@ class ControlPlane:
         """Run until cancelled, then stop everything in order; nothing is left running.
 
         Raises:
-            ExceptionGroup: With an errors.Fatal that says which component was given up, and its last lines.
+            ExceptionGroup: With an errors.Retryable that says which component was given up, and its last lines.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._supervisor.run(), name="components")
-                group.create_task(self._lock.keep(), name="heartbeat of the state directory")
+                group.create_task(self._lock.keep(), name="hold on the state directory")
                 group.create_task(self._bring_up(), name="bootstrap")
                 if self._mirror:
                     group.create_task(forever.forever("copy of etcd's data", self._mirror.run()), name="copy of etcd")
@@ -136,7 +141,7 @@ class ControlPlane:
                 await bootstrap.wait_for_service_account(kube)
         except TimeoutError as error:
             log = self.layout.log(controller_manager.NAME)
-            raise errors.Fatal(
+            raise errors.Retryable(
                 f"Cannot bring up the cluster: no default service account after {BOOTSTRAP_SECONDS:.0f} s; see {log}"
             ) from error
         finally:
@@ -156,8 +161,9 @@ async def prepared(
         binaries: Paths of the upstream programs by name; by default those on PATH.
 
     Raises:
-        errors.Fatal: The directory is in use or cannot be written, a program is missing, no address or port is to
-            be had, an authority is damaged.
+        errors.Fatal: The directory is in use, a program is missing, no address or port is to be had, an authority is
+            damaged.
+        errors.Retryable: The directory cannot be written.
     """
     found = binaries or layouts.find_binaries()
     ours = address.find(wanted=settings.address)
@@ -165,13 +171,30 @@ async def prepared(
     async with contextlib.AsyncExitStack() as stack:
         try:
             jobdir.make_directory(str(root))
-            held = await stack.enter_async_context(lock.locked(root, job_id=os.environ.get("SLURM_JOB_ID", "")))
+            held = await stack.enter_async_context(_locked(settings, root))
+            version.mark(root)
             book = stack.enter_context(contextlib.closing(ports.Book(root / "ports.json")))
             node_data = stack.enter_context(_etcd_data(settings, root))
-            prepared = _prepare(settings, ours, book=book, held=held, binaries=found, node_data=node_data)
+            # In a thread: etcd's data may be large, and the heartbeat must go on.
+            prepared = await asyncio.to_thread(
+                _prepare, settings, ours, book=book, held=held, binaries=found, node_data=node_data
+            )
         except OSError as error:
-            raise errors.Fatal(f"Cannot write to {root}: {error.strerror}{placement.advice(error)}") from error
+            raise errors.Retryable(f"Cannot write to {root}: {error.strerror}{placement.advice(error)}") from error
         yield prepared
+
+
+def _locked(settings: config.Settings, root: Path) -> contextlib.AbstractAsyncContextManager[lock.Lock]:
+    """The state directory as this job's."""
+    ask = slurm_client.Slurm(slurm_client.Gateway(settings.gateway)).jobs if settings.gateway else None
+    started_at = os.environ.get("SLURM_JOB_START_TIME", "")
+    return lock.locked(
+        root,
+        job_id=os.environ.get("SLURM_JOB_ID", ""),
+        job_started_at=float(started_at) if started_at.isdigit() else 0.0,
+        cluster=os.environ.get("SLURM_CLUSTER_NAME", ""),
+        ask=ask,
+    )
 
 
 @contextlib.contextmanager
@@ -179,7 +202,7 @@ def _etcd_data(settings: config.Settings, root: Path) -> Iterator[Path | None]:
     """A directory of this node for etcd's data, gone at the end of the block; None if they live in the state directory.
 
     Raises:
-        errors.Fatal: Nothing can be written to either.
+        errors.Retryable: Nothing can be written to either.
     """
     place, why = placement.choose(settings.etcd, placement.measure(root), directory=root)
     logger.info("Where etcd's data live", place=place, why=why)
@@ -189,7 +212,7 @@ def _etcd_data(settings: config.Settings, root: Path) -> Iterator[Path | None]:
     try:
         directory = Path(tempfile.mkdtemp(prefix="hpk-etcd."))
     except OSError as error:
-        raise errors.Fatal(f"Cannot make a directory under {tempfile.gettempdir()}: {error.strerror}") from error
+        raise errors.Retryable(f"Cannot make a directory under {tempfile.gettempdir()}: {error.strerror}") from error
     try:
         yield directory / "data"
     finally:
@@ -208,7 +231,7 @@ def _settle(copy: datadir.DataDirectory, *, is_for_node: bool) -> Mapping[str, i
         else:
             mark.unlink()
     except OSError as error:
-        raise errors.Fatal(
+        raise errors.Retryable(
             f"Cannot use etcd's data in {copy.root}: {error.strerror}{placement.advice(error)}"
         ) from error
     return ends

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from hpk import jobdir
+from hpk import config, jobdir
 from hpk.cli import instance, status, up
+from hpk.controlplane import ownership
 from hpk.slurm import model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -22,10 +20,20 @@ def state(tmp_path: Path) -> jobdir.State:
     return made
 
 
-def job(job_id: str, word: str = "RUNNING", *, comment: str = "", directory: str = "/", reason: str = "") -> model.Job:
+def job(
+    job_id: str,
+    word: str = "RUNNING",
+    *,
+    comment: str = "",
+    directory: str = "/",
+    reason: str = "",
+    started_at: float | None = None,
+) -> model.Job:
     """A job."""
     state = model.JobState(word)
-    return model.Job(id=job_id, state=state, comment=comment, work_directory=directory, reason=reason)
+    return model.Job(
+        id=job_id, state=state, comment=comment, work_directory=directory, reason=reason, start_time=started_at
+    )
 
 
 def index(*jobs: model.Job) -> dict[str, model.Job]:
@@ -33,25 +41,75 @@ def index(*jobs: model.Job) -> dict[str, model.Job]:
     return {found.id: found for found in jobs}
 
 
+def own(state: jobdir.State, **fields: object) -> None:
+    """Write down that job 5 holds the state, which Slurm started at 100."""
+    found = {"host": "c1", "job_id": "5", "started_at": 101.0, "job_started_at": 100.0} | fields
+    jobdir.write_json(f"{state.control_plane}/owner.json", found)
+
+
 def test_the_owner_is_the_control_plane(state: jobdir.State) -> None:
     """Whatever its job is called, the one that holds the state is it."""
-    jobdir.write_json(f"{state.control_plane}/owner.json", {"host": "c1", "job_id": "5", "started_at": 1.0, "x": 1})
-    jobs = index(job("5", comment="mine"), job("4", "PENDING", comment=instance.COMMENT))
+    own(state, x=1)
+    jobs = index(job("5", comment="mine", started_at=100.0), job("4", "PENDING", comment=ownership.comment(state.root)))
+    assert instance.control_plane(jobs, state) == jobs["5"]
+    jobs = index(job("5", comment="mine", directory=state.root))
     assert instance.control_plane(jobs, state) == jobs["5"]
 
 
+@pytest.mark.parametrize(
+    ("comment", "directory", "started_at"),
+    [("", "/", None), ("", "/", 5000.0), ("train", "/home/a", 100_000.0), ("", "STATE", 5000.0)],
+)
+def test_a_number_alone_proves_nothing(
+    state: jobdir.State, comment: str, directory: str, started_at: float | None
+) -> None:
+    """Slurm has counted from 1 again: a job of the recorded number is the user's own work, whatever it is."""
+    own(state)
+    directory = state.root if directory == "STATE" else directory
+    jobs = index(job("5", comment=comment, directory=directory, started_at=started_at))
+    assert instance.control_plane(jobs, state) is None
+    assert instance.strangers(jobs, state) == []
+
+
+def test_each_directory_has_its_own(state: jobdir.State, tmp_path: Path) -> None:
+    """A job that names another directory is never ours, nor a stranger; through a link it is the same directory."""
+    own(state)
+    other = index(job("5", comment=ownership.comment("/home/a/b"), started_at=100.0))
+    assert instance.control_plane(other, state) is None
+    assert instance.strangers(other, state) == []
+    (tmp_path / "link").symlink_to(state.root)
+    ours = index(job("9", "PENDING", comment=ownership.comment(tmp_path / "link")))
+    assert instance.control_plane(ours, state) == ours["9"]
+
+
 def test_a_queued_one_is_found_by_its_comment(state: jobdir.State) -> None:
-    """Before it runs, the comment of hpk.sbatch tells; an owner that is over does not count."""
-    jobdir.write_json(f"{state.control_plane}/owner.json", {"host": "c1", "job_id": "5", "started_at": 1.0})
-    jobs = index(job("5", "TIMEOUT"), job("12", "PENDING", comment=instance.COMMENT), job("3", comment="x"))
+    """Before it runs, the comment of `hpk up` tells; an owner that is over does not count."""
+    own(state)
+    comment = ownership.comment(state.root)
+    jobs = index(job("5", "TIMEOUT"), job("12", "PENDING", comment=comment), job("3", comment="x"))
     assert instance.control_plane(jobs, state) == jobs["12"]
-    assert instance.control_plane(index(job("5", "FAILED", comment=instance.COMMENT)), state) is None
+    assert instance.control_plane(index(job("5", "FAILED", comment=comment)), state) is None
+
+
+def test_plain_sbatch_tells_no_directory_at_first(state: jobdir.State, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for in the directory that it has by default, and nowhere taken for ours until it has told."""
+    jobs = index(job("12", "PENDING", comment=ownership.MARK))
+    settings = config.Settings(state=Path(state.root))
+    assert instance.control_plane(jobs, state) is None
+    assert instance.strangers(jobs, state) == [jobs["12"]]
+    assert instance.expected(jobs, settings) is None
+    monkeypatch.setattr(instance, "DEFAULT_STATE", state.root)
+    assert instance.expected(jobs, settings) == jobs["12"]
+    own(state)
+    jobs = index(job("5", comment=ownership.MARK, started_at=100.0))
+    assert instance.control_plane(jobs, state) == jobs["5"]
 
 
 def test_one_that_is_ending_gives_way_to_its_successor(state: jobdir.State) -> None:
     """Who asks for the control plane means the one that will be there, and the old one only while there is no other."""
-    jobdir.write_json(f"{state.control_plane}/owner.json", {"host": "c1", "job_id": "5", "started_at": 1.0})
-    old, new = job("5", "COMPLETING", comment=instance.COMMENT), job("9", "PENDING", comment=instance.COMMENT)
+    own(state)
+    comment = ownership.comment(state.root)
+    old, new = job("5", "COMPLETING", comment=comment), job("9", "PENDING", comment=comment)
     assert instance.control_plane(index(old, new), state) == new
     assert instance.control_plane(index(old), state) == old
 

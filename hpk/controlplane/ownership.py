@@ -1,0 +1,134 @@
+"""Who holds a state directory, and which Slurm job is its control plane; pure but for reading one file.
+
+A job's number proves nothing: Slurm counts from 1 again when its ID space wraps or its controller is set up anew.
+Three things tell whose a job is, the strongest first:
+
+- its comment, which names the state directory (``hpk up`` writes it, hpk.sbatch writes it for plain ``sbatch``);
+- the time at which Slurm started it, which the control plane recorded with the number;
+- its working directory, which is the state directory for every job that ``hpk up`` submits.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpk import jobdir
+
+if TYPE_CHECKING:
+    from hpk.slurm import model
+
+MARK = "hpk-control-plane"
+"""Begins the comment of a control plane's job; ``:`` and the state directory follow once that is known."""
+FILE = "owner.json"
+_SAME_SECONDS = 2.0
+"""Two readings of one start time may differ by rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """Who holds the state directory, as the file says.
+
+    Attributes:
+        job_started_at: When Slurm started the job (SLURM_JOB_START_TIME); 0 where Slurm does not say.
+        cluster: Slurm's name of the cluster: two may share a home, and know nothing of each other's jobs.
+        has_lock: Whether it held the POSIX lock as well, so that whoever gets that later on this host knows its end.
+        boot_id: Of the host's kernel, with the host's name its identity.
+        token: Tells this owner from every other, also from itself after a restart.
+    """
+
+    host: str
+    job_id: str = ""
+    job_started_at: float = 0.0
+    started_at: float = 0.0
+    cluster: str = ""
+    has_lock: bool = False
+    boot_id: str = ""
+    token: str = ""
+
+    def __str__(self) -> str:
+        job = f", Slurm job {self.job_id}" if self.job_id else ""
+        return f"host {self.host}{job}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.started_at))}"
+
+
+def parse(found: Any) -> Owner | None:
+    """Return the owner of a JSON value, or None if the value is not one."""
+    if not isinstance(found, dict) or not isinstance(found.get("host"), str):
+        return None
+    texts: dict[str, Any] = {
+        key: str(found.get(key) or "") for key in ("host", "job_id", "cluster", "boot_id", "token")
+    }
+    try:
+        times: dict[str, Any] = {key: float(found.get(key) or 0) for key in ("job_started_at", "started_at")}
+    except (TypeError, ValueError):
+        return None
+    return Owner(**texts, **times, has_lock=found.get("has_lock") is True)
+
+
+def read(directory: Path) -> Owner | None:
+    """Return the last owner that wrote its name into the control plane's directory, or None.
+
+    Whether it lives, Slurm knows.
+    """
+    try:
+        return parse(jobdir.read_json(str(directory / FILE)))
+    except (OSError, ValueError):
+        return None
+
+
+class Relation(enum.Enum):
+    """What a job is to a state directory."""
+
+    OURS = "ours"
+    """The directory's control plane."""
+    ANOTHERS = "another's"
+    """The control plane of another directory."""
+    UNKNOWN = "unknown"
+    """A control plane that has not told its directory yet: submitted by plain ``sbatch``, queued or just started."""
+    NONE = "none"
+    """No control plane, as far as can be told."""
+
+
+def comment(directory: str | Path) -> str:
+    """Return the comment of a job that runs this state directory's control plane."""
+    return f"{MARK}:{directory}"
+
+
+def relation(job: model.Job, directory: str | Path, owner: Owner | None) -> Relation:
+    """Return what a job is to the state directory, whose last owner is given; the number alone never decides."""
+    named = _directory(job.comment)
+    if named:
+        return Relation.OURS if is_same(named, directory) else Relation.ANOTHERS
+    is_recorded = owner is not None and owner.job_id == job.id and bool(job.id)
+    if named == "":  # a control plane's, as hpk.sbatch has it
+        return Relation.OURS if owner and is_recorded and not is_later(job, owner) else Relation.UNKNOWN
+    # The user's own comment.
+    if owner and is_recorded and (_is_same_start(job, owner) or is_same(job.work_directory, directory)):
+        return Relation.NONE if is_later(job, owner) else Relation.OURS
+    return Relation.NONE
+
+
+def is_later(job: model.Job, owner: Owner) -> bool:
+    """Return whether the job has certainly been started at another time than the owner's: a number used again."""
+    knows = bool(job.start_time and owner.job_started_at) and not job.state.is_queued
+    return knows and not _is_same_start(job, owner)
+
+
+def is_same(one: str | Path, other: str | Path) -> bool:
+    """Return whether two paths name one directory, through whatever links."""
+    return bool(str(one)) and (Path(one) == Path(other) or Path(one).resolve() == Path(other).resolve())
+
+
+def _is_same_start(job: model.Job, owner: Owner) -> bool:
+    if not job.start_time or not owner.job_started_at:
+        return False
+    return abs(job.start_time - owner.job_started_at) <= _SAME_SECONDS
+
+
+def _directory(comment: str) -> str | None:
+    """The directory that a comment names; empty if it names none, None if it is no control plane's comment."""
+    mark, _, directory = comment.partition(":")
+    return directory if mark == MARK else None

@@ -1,0 +1,56 @@
+"""The version mark of a state directory: an older program does not start on what a newer one has written.
+
+A newer API server stores objects in versions that an older one does not know, and a newer etcd upgrades its data; so
+neither Kubernetes nor etcd may go back by a minor version (https://kubernetes.io/releases/version-skew-policy/).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import hpk
+from hpk import errors, jobdir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE = "version.json"
+
+
+def check(directory: Path, *, ours: str = hpk.__version__) -> None:
+    """Look whether this program may use the control plane's directory.
+
+    Raises:
+        errors.Fatal: A newer one has; names both versions.
+    """
+    theirs = recorded(directory)
+    if _minor(theirs) > _minor(ours):
+        raise errors.Fatal(
+            f"Cannot use {directory}: HPK {theirs} has written it, and this is HPK {ours}.  Start it with the newer "
+            "hpk.sif (HPK_IMAGE), or use another directory (HPK_STATE)"
+        )
+
+
+def mark(directory: Path, *, ours: str = hpk.__version__) -> None:
+    """Note that this program has used the directory.
+
+    Raises:
+        errors.Fatal: As :func:`check`.
+        OSError: The file system refused.
+    """
+    check(directory, ours=ours)
+    if recorded(directory) != ours:
+        jobdir.write_json(str(directory / FILE), {"hpk": ours})
+
+
+def recorded(directory: Path) -> str:
+    """Return the version of the program that used the directory last; empty if none has said so."""
+    try:
+        return str((jobdir.read_json(str(directory / FILE)) or {}).get("hpk") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
