@@ -15,7 +15,7 @@ import structlog
 
 from hpk import cluster as slurm_cluster
 from hpk import errors, jobdir, kubeconfig
-from hpk.aio import forever, memory, signals
+from hpk.aio import descriptors, forever, memory, service, signals
 from hpk.controlplane import plane
 from hpk.images import store
 from hpk.kube import client, informer
@@ -52,8 +52,8 @@ SUBMISSIONS_AT_ONCE = 8
 """Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
 IMAGES_SECONDS = 60.0
 """Pause between looks at the directory of images, for the node's status only."""
-AGENT_CERTIFICATE_DAYS = 365
-"""A pod may run for long, and its certificate is good for nothing but its own link."""
+AGENT_CERTIFICATE_DAYS = 3650
+"""A pod may run for as long as the authority lasts, and its certificate is good for nothing but its own link."""
 LINK_SERVER_NAME = "hpk-kubelet"
 LISTEN = "0.0.0.0"  # noqa: S104 - the API server, agents and users come from other nodes; all of it is mutual TLS
 RETRY_SECONDS = 2.0
@@ -133,25 +133,32 @@ async def _start(
     made.agents.line = made.link
     jobdir.make_directory(settings.directory.endpoint_directory)
     jobdir.write_json(settings.directory.endpoint, {"host": control_plane.api_address, "port": port})
-    running: Mapping[str, Any] = {
+    running: Mapping[str, Callable[[], Awaitable[object]]] = {
         **made.services(),
-        "lease": lease.LeaseController(lease_kube, settings.node_name).run(),
-        "cluster's capacity": cluster.run(),
-        "binder's events": told.run(),
-        "binder's watch": binder.informer.run(),
-        "binder": binder.queue.run(),
-        "memory": memory.trim_forever(),
-        "user's kubeconfig": _announce(settings, control_plane, made.node),
+        "lease": lease.LeaseController(lease_kube, settings.node_name).run,
+        "cluster's capacity": cluster.run,
+        "binder's events": told.run,
+        "binder's watch": binder.informer.run,
+        "binder": binder.queue.run,
+        "memory": memory.trim_forever,
+        "user's kubeconfig": lambda: _announce(settings, control_plane, made.node),
     }
-    for name, service in running.items():
-        group.create_task(forever.forever(name, service), name=name)
+    for name, run in running.items():
+        group.create_task(service.kept(name, run), name=name)
 
 
 async def _announce(settings: config.Settings, control_plane: plane.ControlPlane, nodes: node.NodeController) -> None:
     """Once the node is there, give the user the way in."""
     await control_plane.ready.wait()
     await nodes.registered.wait()
-    jobdir.write_bytes(settings.directory.kubeconfig, control_plane.admin_kubeconfig)
+    while True:
+        try:
+            jobdir.write_bytes(settings.directory.kubeconfig, control_plane.admin_kubeconfig)
+        except OSError as error:  # a home without room
+            LOG.warning("Cannot write the kubeconfig yet", path=settings.directory.kubeconfig, error=error.strerror)
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            break
     try:
         await asyncio.to_thread(kubeconfig.merge, control_plane.admin_kubeconfig)
     except errors.HpkError as error:  # a file that the user broke ends no control plane
@@ -175,6 +182,8 @@ class Kubelet:
     ) -> None:
         state = settings.directory
         self._cluster = cluster
+        self._troubles = control_plane.troubles
+        self._troubles.tell("open files", descriptors.shortage(descriptors.hard_limit(), max_pods=settings.max_pods))
         self.pods = watch.Pods(kube, node=settings.node_name)
         self._gate = gate.Gate(on_open=self.pods.mark)
         self.agents = agents.Agents(state, on_change=self.pods.mark)
@@ -211,16 +220,16 @@ class Kubelet:
             )
         )
 
-    def services(self) -> dict[str, Any]:
+    def services(self) -> dict[str, Callable[[], Awaitable[object]]]:
         """What must run, by the name that an error would use."""
         return {
-            "watch of Slurm's jobs": self._poller.run(),
-            "watch of services": self._services.run(),
-            "node": self.node.run(),
-            "kubelet's events": self._recorder.run(),
-            "list of images": self._list_images(),
-            "kubelet's API": self._server.run(),
-            "pods": self.pods.run(),
+            "watch of Slurm's jobs": self._poller.run,
+            "watch of services": self._services.run,
+            "node": self.node.run,
+            "kubelet's events": self._recorder.run,
+            "list of images": self._list_images,
+            "kubelet's API": self._server.run,
+            "pods": self.pods.run,
         }
 
     def _make_link(self, control_plane: plane.ControlPlane) -> link_server.LinkServer:
@@ -303,7 +312,9 @@ class Kubelet:
             answered_at=max(answers, default=None),
             error=str(self._poller.error or cluster.error or ""),
         )
-        return node.Observation(capacity=cluster.capacity, readiness=ready, images=self._images)
+        return node.Observation(
+            capacity=cluster.capacity, readiness=ready, images=self._images, trouble=str(self._troubles)
+        )
 
     async def _list_images(self) -> None:
         """Keep the list of converted images that the node shows."""

@@ -22,7 +22,7 @@ async def forever(name: str, service: Awaitable[object]) -> NoReturn:
         service: A coroutine that runs until it is cancelled; its exceptions pass unchanged.
 
     Raises:
-        errors.Fatal: The service returned.
+        errors.Retryable: The service returned.
     """
     await service
-    raise errors.Fatal(f"Cannot go on: the {name} ended, though it must run for as long as the program does")
+    raise errors.Retryable(f"Cannot go on: the {name} ended, though it must run for as long as the program does")

@@ -24,30 +24,46 @@ _DRAIN_SECONDS = 1.0
 class Log:
     """A log file (0600) of at most two times ``most_bytes``: when full it becomes ``<path>.1``.
 
-    A file that cannot be written, as on a full disk, loses lines and nothing else.
+    Nothing here raises: what cannot be written, as on a full disk, is lost, and the next line tries again.
     """
 
     def __init__(self, path: Path, *, most_bytes: int = 8 << 20) -> None:
         self._path = path
         self._most_bytes = most_bytes
-        self._descriptor = self._open()
-        self._size = os.fstat(self._descriptor).st_size
+        self._descriptor: int | None = None
+        self._size = 0
+        self._open()
 
-    def write(self, data: bytes) -> None:
-        """Append the bytes."""
-        with contextlib.suppress(OSError):
-            if self._size > self._most_bytes:
+    def write(self, data: bytes) -> bool:
+        """Append the bytes, and return whether all of them are in the file."""
+        if self._size > self._most_bytes:
+            with contextlib.suppress(OSError):
                 self._path.replace(f"{self._path}.1")
-                os.close(self._descriptor)
-                self._descriptor, self._size = self._open(), 0
-            self._size += os.write(self._descriptor, data)
+                self.close()
+        if self._descriptor is None and not self._open():
+            return False
+        assert self._descriptor is not None
+        try:
+            count = os.write(self._descriptor, data)
+        except OSError:
+            return False
+        self._size += count
+        return count == len(data)
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
-    def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    def _open(self) -> bool:
+        try:
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._size = os.fstat(self._descriptor).st_size
+        except OSError:
+            return False
+        return True
 
 
 class Process:
@@ -127,14 +143,11 @@ async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: 
     The kernel kills it if this process dies without having stopped it (PR_SET_PDEATHSIG).
 
     Raises:
-        errors.Fatal: The program is not there or cannot be executed, or the log cannot be opened.
+        errors.Fatal: The program is not there or cannot be executed.
     """
     if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
         raise errors.Fatal(f"Cannot start {name}: {argv[0]} is not there or may not be executed")
-    try:
-        file = Log(log)
-    except OSError as error:
-        raise errors.Fatal(f"Cannot write the log of {name}, {log}: {error.strerror}") from error
+    file = Log(log)
     try:
         child = await asyncio.create_subprocess_exec(
             *_dying_with_us(argv),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpk import errors
 from hpk.cli import reach
+from hpk.node import node as nodes
 
 if TYPE_CHECKING:
     from hpk import config
@@ -22,6 +23,7 @@ class Look:
         tunnel: How, if not straight.
         problem: Why nothing was seen; empty if something was.
         message: The node's own word where it is not Ready.
+        trouble: What the control plane cannot mend by itself.
         phases: How many pods are in each phase.
     """
 
@@ -30,6 +32,7 @@ class Look:
     problem: str = ""
     is_ready: bool = False
     message: str = ""
+    trouble: str = ""
     capacity: dict[str, str] | None = None
     phases: dict[str, int] | None = None
 
@@ -53,6 +56,7 @@ async def look(settings: config.Settings, slurm: slurm_client.Slurm, *, has_pods
         tunnel=tunnel,
         is_ready=ready.get("status") == "True",
         message=str(ready.get("message") or ""),
+        trouble=_trouble(node),
         capacity=node.get("status", {}).get("capacity") or {},
         phases=_phases(pods.get("items") or []),
     )
@@ -61,6 +65,11 @@ async def look(settings: config.Settings, slurm: slurm_client.Slurm, *, has_pods
 def _condition(node: dict[str, Any], kind: str) -> dict[str, Any]:
     found = (c for c in node.get("status", {}).get("conditions") or [] if c.get("type") == kind)
     return next(found, {})
+
+
+def _trouble(node: dict[str, Any]) -> str:
+    found = _condition(node, nodes.TROUBLE)
+    return str(found.get("message") or "") if found.get("status") == "True" else ""
 
 
 def _phases(pods: list[dict[str, Any]]) -> dict[str, int]:

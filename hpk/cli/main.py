@@ -200,4 +200,4 @@ def serve() -> None:
     """Run the control plane and the kubelet here; hpk.sbatch calls this inside its container."""
     from hpk.cli import serve as command  # noqa: PLC0415
 
-    raise typer.Exit(command.run(_settings()))
+    raise typer.Exit(command.run(_settings))

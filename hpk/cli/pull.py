@@ -31,7 +31,7 @@ async def run(settings: config.Settings, *, names: Sequence[str], auth_file: Pat
         errors.Fatal: The file with credentials cannot be read.
         errors.SlurmUnavailable: The gateway does not answer, which knows how pods' images are kept here.
     """
-    serve.configure_logging("warning")
+    serve.configure_logging("warning", sys.stderr)
     login = credentials(auth_file)
     failed = 0
     with host.slurm(settings) as slurm:

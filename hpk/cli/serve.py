@@ -3,34 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import logging
+import os
 import sys
-from typing import TYPE_CHECKING
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, cast
 
 import structlog
 
+from hpk import errors, jobdir
+from hpk.aio import descriptors, output
+from hpk.controlplane import ending
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpk import config
 
 
-def run(settings: config.Settings) -> int:
-    """Run until a signal asks for the end.
+def run(load: Callable[[], config.Settings]) -> int:
+    """Run until a signal asks for the end, and return the exit code (:mod:`hpk.controlplane.ending`)."""
+    descriptors.raise_limit()
+    faulthandler.enable(file=2)
+    try:
+        settings = load()
+    except errors.HpkError as error:
+        sys.stderr.write(f"hpk: {error}\n")
+        return ending.of(error).code
+    directory = Path(settings.directory.control_plane)
+    out = output.take_over(node=Path(tempfile.gettempdir()) / "hpk.log", home=directory / "logs" / "hpk.log")
+    end = ending.Ending(ending.ASKED, "it was asked to end")
+    try:
+        configure_logging(settings.log_level, cast("TextIO", out))
+        _serve(settings)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told and has an exit code
+        end = ending.of(error)
+        if end.code == ending.BROKEN:
+            out.write("".join(traceback.format_exception(error)))
+        out.write(f"hpk: {end.reason}\n")
+    ending.record(directory, end, job_id=os.environ.get("SLURM_JOB_ID", ""), at=time.time())
+    out.finish()
+    return end.code
 
-    Raises:
-        errors.Fatal: Something that must run cannot.
-    """
-    configure_logging(settings.log_level)
+
+def _serve(settings: config.Settings) -> None:
+    try:
+        jobdir.make_directory(settings.directory.control_plane)
+    except OSError as error:
+        raise errors.Retryable(f"Cannot make {settings.directory.control_plane}: {error.strerror}") from error
     from hpk import app  # noqa: PLC0415 - after logging is set up, so that every logger has its shape
 
     # What imports made stays for ever: no collection needs to look at it again.
     gc.freeze()
     asyncio.run(app.serve(settings))
-    return 0
 
 
-def configure_logging(level: str) -> None:
-    """One line an event on standard error, which is the job's output: time, level, message, key=value."""
+def configure_logging(level: str, out: TextIO) -> None:
+    """Have loggers write one line an event: time, level, message, key=value."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -40,6 +74,6 @@ def configure_logging(level: str) -> None:
             structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper(), logging.INFO)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(out),
     )
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, stream=out)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk.cli import cluster, host, instance
+from hpk.controlplane import ending, ownership
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,12 +23,17 @@ async def run(settings: config.Settings) -> int:
     """Print what there is; 0 if the node is Ready, 3 if no control plane runs, else 1."""
     with host.slurm(settings) as slurm:
         jobs = await slurm.jobs()
-        job = instance.control_plane(jobs, settings.directory)
+        job = instance.expected(jobs, settings)
         for line in _slurm_lines(job, instance.pods(jobs, settings.directory)):
             print(line)
+        last = _last_end(jobs, settings)
         if job is None or job.state.is_queued:
+            if last:
+                print(last)
             return NOT_RUNNING
         look = await cluster.look(settings, slurm, has_pods=True)
+        if look.problem and last:
+            print(last)
     for line in _cluster_lines(look, settings.node_name):
         print(line)
     return 0 if look.is_ready else 1
@@ -54,11 +61,24 @@ def _cluster_lines(look: cluster.Look, name: str) -> list[str]:
         f"{key} {value}" for key, value in (look.capacity or {}).items() if not key.startswith("hugepages")
     )
     phases = ", ".join(f"{count} {phase}" for phase, count in sorted((look.phases or {}).items())) or "none"
+    trouble = [f"Trouble        {look.trouble}"] if look.trouble else []
     return [
         f"API server     {look.tunnel or look.url}",
         f"Node {name:<10}{'Ready' if look.is_ready else f'not Ready: {look.message}'} ({capacity})",
         f"Pods           {phases}",
+        *trouble,
     ]
+
+
+def _last_end(jobs: Mapping[str, model.Job], settings: config.Settings) -> str:
+    """Why the last control plane ended: its own word or hpk.sbatch's, else Slurm's; empty if nobody says."""
+    directory = Path(settings.directory.control_plane)
+    told = ending.told(directory)
+    owner = ownership.read(directory)
+    if not told and owner is not None and (job := jobs.get(owner.job_id)) and job.state.is_over:
+        log = settings.state / f"hpk-{job.id}.log"
+        told = f"job {job.id} ended as {job.state.value} ({job.reason or 'no reason given'}); see {log}"
+    return f"Last end       {told}" if told else ""
 
 
 def _span(seconds: float) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpk import errors, jobdir
 from hpk.cli import cluster, host, instance, share
-from hpk.controlplane import placement
+from hpk.controlplane import ownership, placement, version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
         errors.Fatal: The job ended before the node was Ready.
     """
     with host.slurm(settings) as slurm:
-        job = instance.control_plane(await slurm.jobs(), settings.directory)
+        job = instance.expected(await slurm.jobs(), settings)
         before = _stamp(settings)
         if job is not None and job.state.is_ending:
             print(f"The control plane's last job, {job.id}, is ending; the next one starts after it", flush=True)
@@ -64,6 +64,7 @@ async def _submit(
     settings: config.Settings, slurm: client.Slurm, *, script: Path | None, options: Sequence[str]
 ) -> str:
     text = read(script)
+    version.check(Path(settings.directory.control_plane))
     try:
         jobdir.make_directory(str(settings.state))
     except OSError as error:
@@ -71,7 +72,9 @@ async def _submit(
         raise errors.Fatal(f"Cannot make {settings.state}: {why}") from error
     # A job whose output has no room could not say so.
     await asyncio.to_thread(placement.measure, settings.state)
-    return await slurm.submit(text, directory=settings.state, options=[f"--output={log(settings)}", *options])
+    comment = ownership.comment(settings.state.absolute())
+    named = [f"--output={log(settings)}", f"--comment={comment}"]
+    return await slurm.submit(text, directory=settings.state, options=[*named, *options])
 
 
 def read(script: Path | None) -> str:
@@ -168,6 +171,12 @@ class Watch:
             word = "is gone" if self._job is None else f"ended as {self._job.state.value}"
             tail = await self._tail()
             raise errors.Fatal(f"Cannot start the control plane: job {self._job_id} {word}\n{tail}")
+        owner = instance.owner(self._settings.directory)
+        if ownership.relation(self._job, self._settings.state, owner) is ownership.Relation.ANOTHERS:
+            raise errors.Fatal(
+                f"Job {self._job_id} is the control plane of another directory ({self._job.comment}); "
+                "run 'hpk up' again to start this one's"
+            )
 
     def _check_reachable(self, look: cluster.Look) -> None:
         self._announced_at = self._announced_at or time.monotonic()

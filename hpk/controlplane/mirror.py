@@ -90,12 +90,12 @@ class Mirror:
             ends: What :func:`datadir.settle` said of the copy.
 
         Raises:
-            errors.Fatal: There is no room here.
+            errors.Retryable: There is no room here.
         """
         try:
             datadir.fetch(self._copy, self._node, ends=ends)
         except OSError as error:
-            raise errors.Fatal(
+            raise errors.Retryable(
                 f"Cannot bring etcd's data from {self._copy.root} to {self._node.root}: {error.strerror}.  It must be "
                 "a disk of this node (TMPDIR) with room for them"
             ) from error

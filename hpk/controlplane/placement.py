@@ -45,7 +45,7 @@ def measure(directory: Path) -> Facts:
     """Try it; takes half a second at most.
 
     Raises:
-        errors.Fatal: Nothing can be written there.
+        errors.Retryable: Nothing can be written there.
     """
     path = directory / f"probe.{os.getpid()}"
     try:
@@ -59,7 +59,7 @@ def measure(directory: Path) -> Facts:
             finally:
                 path.unlink()
     except OSError as error:
-        raise errors.Fatal(f"Cannot write to {directory}: {error.strerror}{advice(error)}") from error
+        raise errors.Retryable(f"Cannot write to {directory}: {error.strerror}{advice(error)}") from error
 
 
 def choose(wanted: str, facts: Facts, *, directory: Path) -> tuple[Place, str]:

@@ -69,7 +69,7 @@ class Supervisor:
         """Run all until cancelled, then stop all in reverse order; nothing is left running.
 
         Raises:
-            ExceptionGroup: With an errors.Fatal: a component was given up.
+            ExceptionGroup: With an errors.Retryable: a component was given up.
         """
         async with asyncio.TaskGroup() as group:
             for child in self._children.values():
@@ -119,7 +119,7 @@ class _Child:
             pause = self._backoff.failed()
             last = "\n".join(self.process.last_lines) if self.process else ""
             if self._backoff.failures >= self._attempts:
-                raise errors.Fatal(
+                raise errors.Retryable(
                     f"Cannot keep {self.name} running: it {trouble}, {self._backoff.failures} times in a row.  "
                     f"Its log is {self._component.log}; the last lines:\n{last}"
                 )

@@ -35,6 +35,8 @@ REPORT_SECONDS = 300.0
 REQUEST_SECONDS = 10.0
 SILENCE_SECONDS = 120.0
 """Slurm may be silent for this long (restarts, rate limits) before the node is said not to be ready."""
+TROUBLE = "ControlPlaneTrouble"
+"""The type of a condition that says what keeps the control plane from its work."""
 MOST_IMAGES = 50
 MOST_IMAGE_NAMES = 5
 
@@ -129,6 +131,8 @@ class Observation:
     capacity: Capacity | None
     readiness: Readiness = Readiness()
     images: tuple[Image, ...] = ()
+    trouble: str = ""
+    """What the control plane cannot mend by itself, in words."""
 
 
 def readiness(
@@ -190,7 +194,7 @@ def status(facts: Facts, seen: Observation) -> Object:
     """The status that should be published; conditions lack their times (see :func:`status_patch`)."""
     machine = facts.host
     made: Object = {
-        "conditions": _conditions(seen.readiness),
+        "conditions": [*_conditions(seen.readiness), _trouble(seen.trouble)],
         "addresses": [
             {"type": "InternalIP", "address": facts.address},
             {"type": "Hostname", "address": facts.hostname},
@@ -282,6 +286,12 @@ def _conditions(ready: Readiness) -> list[Object]:
         _condition("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
         _condition("Ready", "True" if ready.is_ready else "False", ready.reason, ready.message),
     ]
+
+
+def _trouble(text: str) -> Object:
+    """A condition of our own, as node-problem-detector adds such."""
+    state, reason = ("True", "Trouble") if text else ("False", "NoTrouble")
+    return _condition(TROUBLE, state, reason, text or "the control plane has what it needs")
 
 
 def _condition(kind: str, state: str, reason: str, message: str) -> Object:

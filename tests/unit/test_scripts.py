@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,3 +56,107 @@ def test_the_sbatch_script_is_bash() -> None:
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
     assert all(line.startswith("#") or not line for line in lines[: last + 1])
     assert any(re.match(r"#SBATCH --signal=B:TERM@", line) for line in lines)
+
+
+class Job:
+    """A job that runs hpk.sbatch, with an Apptainer that plays the control plane."""
+
+    def __init__(self, root: Path, *endings: str) -> None:
+        self.root = root
+        self.state = root / "state"
+        (root / "bin").mkdir()
+        (root / "hpk.sif").touch()
+        (root / "endings").write_text("".join(f"{ending}\n" for ending in endings))
+        # Each start does what the next line says; the gateway only waits for its input's end.
+        self._program(
+            "apptainer",
+            """
+            case "$*" in *gateway.py*) echo 'import sys; sys.stdin.read()'; exit ;; esac
+            echo started >>ROOT/told
+            ending=$(head -n 1 ROOT/endings)
+            sed -i 1d ROOT/endings
+            eval "${ending:-exit 0}"
+        """,
+        )
+        self._program("sleep", 'echo "pause $1" >>ROOT/told')
+        self._program("squeue", "echo hpk-control-plane")
+        self._program("scontrol", 'echo "$*" >>ROOT/scontrol')
+
+    def _program(self, name: str, text: str) -> None:
+        path = self.root / "bin" / name
+        path.write_text("#!/bin/bash\n" + textwrap.dedent(text).replace("ROOT", str(self.root)))
+        path.chmod(0o755)
+
+    def run(self) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        environment = {
+            "PATH": f"{self.root}/bin:{os.environ['PATH']}",
+            "HOME": str(self.root),
+            "HPK_STATE": str(self.state),
+            "HPK_IMAGE": str(self.root / "hpk.sif"),
+            "SLURM_JOB_ID": "7",
+            "TMPDIR": str(self.root),
+        }
+        (self.state / "state").mkdir(parents=True)
+        command = ["bash", str(ROOT / "scripts/hpk.sbatch")]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    @property
+    def told(self) -> list[str]:
+        """What happened, in order."""
+        return (self.root / "told").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    "ending", ["kill -SEGV $$", "kill -BUS $$", "kill -ABRT $$", "kill -KILL $$", "exit 70", "exit 75"]
+)
+def test_a_control_plane_that_ends_is_started_again(tmp_path: Path, ending: str) -> None:
+    """Whatever ended it, with growing pauses, until it was asked to end."""
+    job = Job(tmp_path, ending, ending, "exit 0")
+    done = job.run()
+    assert done.returncode == 0, done.stderr
+    assert job.told == ["started", "pause 1", "started", "pause 2", "started"]
+    assert "starting it again in 2 s" in done.stderr
+
+
+def test_what_a_start_cannot_mend_is_not_tried_again(tmp_path: Path) -> None:
+    """A wrong setting, a directory that is in use: the job ends with that."""
+    job = Job(tmp_path, "exit 78")
+    done = job.run()
+    assert done.returncode == 78
+    assert job.told == ["started"]
+    assert "another start would not mend this" in done.stderr
+
+
+def test_a_control_plane_that_never_lived_is_given_up(tmp_path: Path) -> None:
+    """Its job ends, so that whoever waits for it learns why; and `hpk status` knows."""
+    job = Job(tmp_path, *["kill -SEGV $$"] * 9)
+    done = job.run()
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert job.told.count("started") == 5
+    ended = json.loads((job.state / "state/ended.json").read_text())
+    assert (ended["job_id"], ended["reason"]) == ("7", "it was killed by SIGSEGV")
+
+
+def test_its_own_last_word_is_kept(tmp_path: Path) -> None:
+    """The control plane knows better than an exit code why it ended; the next start forgets it."""
+    word = f"echo said >{tmp_path}/state/state/ended.json"
+    job = Job(tmp_path, f"test ! -e {tmp_path}/state/state/ended.json || exit 3; {word}; exit 75", f"{word}; exit 78")
+    assert job.run().returncode == 78
+    assert (job.state / "state/ended.json").read_text() == "said\n"
+
+
+def test_a_signal_ends_it_also_while_it_pauses(tmp_path: Path) -> None:
+    """scancel must not wait for the next start."""
+    job = Job(tmp_path, "exit 75", "exit 75")
+    job._program("sleep", "kill -TERM $PPID; exec /bin/sleep 30")
+    done = job.run()
+    assert done.returncode == 75
+    assert job.told == ["started"]
+
+
+def test_plain_sbatch_has_its_directory_named(tmp_path: Path) -> None:
+    """The job's comment says whose control plane it is, as that of `hpk up` does."""
+    job = Job(tmp_path, "until test -e ROOT/scontrol; do :; done; exit 0".replace("ROOT", str(tmp_path)))
+    assert job.run().returncode == 0
+    assert (tmp_path / "scontrol").read_text() == f"update JobId=7 Comment=hpk-control-plane:{job.state}\n"

@@ -16,7 +16,7 @@ async def test_a_return_is_an_error() -> None:
     async def service() -> None:
         return
 
-    with pytest.raises(errors.Fatal, match="watch of pods ended"):
+    with pytest.raises(errors.Retryable, match="watch of pods ended"):
         await forever.forever("watch of pods", service())
 
 

@@ -134,10 +134,17 @@ async def test_a_missing_program_is_named(tmp_path: Path) -> None:
         await process.start("it", ["/nowhere/it"], env=ENV, log=tmp_path / "log")
 
 
-async def test_a_log_without_a_directory_is_named(tmp_path: Path) -> None:
-    """What cannot be started says what and why."""
-    with pytest.raises(errors.Fatal, match="Cannot write the log of it"):
-        await process.start("it", ["/bin/sh"], env=ENV, log=tmp_path / "nowhere" / "log")
+async def test_a_log_without_a_directory_ends_nothing(tmp_path: Path) -> None:
+    """On a full home no file can be made: the program starts all the same, and its log when it can."""
+    child = await process.start("it", ["/bin/echo", "well"], env=ENV, log=tmp_path / "later" / "log")
+    assert await child.wait() == 0
+    assert child.last_lines == ["well"]
+    log = process.Log(tmp_path / "later" / "log")
+    assert not log.write(b"lost")
+    (tmp_path / "later").mkdir()
+    assert log.write(b"kept")
+    log.close()
+    assert (tmp_path / "later" / "log").read_bytes() == b"kept"
 
 
 def test_a_full_log_is_turned_over(tmp_path: Path) -> None:
@@ -154,5 +161,17 @@ def test_a_log_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     """A full disk loses lines and nothing else."""
     (tmp_path / "full").symlink_to("/dev/full")
     log = process.Log(tmp_path / "full")
-    log.write(b"lost")
+    assert not log.write(b"lost")
     log.close()
+
+
+def test_a_log_that_cannot_be_turned_over_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for a new file the descriptor is not given away: its number is another file's soon."""
+    log = process.Log(tmp_path / "log", most_bytes=3)
+    assert log.write(b"full")
+    monkeypatch.setattr("os.open", lambda *_: (_ for _ in ()).throw(OSError(122, "full")))
+    assert not log.write(b"lost")
+    monkeypatch.undo()
+    assert log.write(b"kept")
+    log.close()
+    assert (tmp_path / "log").read_bytes() == b"kept"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hpk import config, errors, jobdir
-from hpk.cli import cluster, down, host, instance, main, status, up
+from hpk.cli import cluster, down, host, main, status, up
+from hpk.controlplane import ending, ownership, version
 from hpk.slurm import client
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Stage:
@@ -53,7 +54,7 @@ class Stage:
     def own(self, job_id: str) -> None:
         """Write down who holds the state."""
         path = f"{self.settings.directory.control_plane}/owner.json"
-        jobdir.write_json(path, {"host": "c1", "job_id": job_id, "started_at": 1.0})
+        jobdir.write_json(path, {"host": "c1", "job_id": job_id, "started_at": 6.0, "job_started_at": 5.0})
 
 
 @pytest.fixture
@@ -86,7 +87,9 @@ async def test_up_waits_until_ready(stage: Stage, capsys: pytest.CaptureFixture[
     assert "Submitted the control plane as Slurm job 7" in told.out
     assert "kubectl get nodes   (https://c1:6443)" in told.out
     submission = next(call for call in talk.calls if call.line.startswith("sbatch"))
-    assert submission.line.endswith(f"--output={stage.settings.state}/hpk-%j.log -p long")
+    assert submission.line.endswith(
+        f"--output={stage.settings.state}/hpk-%j.log --comment=hpk-control-plane:{stage.settings.state} -p long"
+    )
     assert "#SBATCH --comment=hpk-control-plane" in submission.stdin
 
 
@@ -179,10 +182,70 @@ async def test_down_can_leave_the_pods(stage: Stage) -> None:
 async def test_down_cancels_what_queues(stage: Stage) -> None:
     """A control plane that has not started is taken out of the queue."""
     talk = stage.talk(
-        ("squeue", fake.squeue(row("7", "PENDING", comment=instance.COMMENT))), ("scancel 7", ""), ("squeue", "")
+        ("squeue", fake.squeue(row("7", "PENDING", comment=ownership.comment(stage.settings.state)))),
+        ("scancel 7", ""),
+        ("squeue", ""),
     )
     assert await down.run(stage.settings, is_keeping_pods=False) == 0
     assert "scancel 7" in [call.line for call in talk.calls]
+
+
+async def test_down_leaves_a_control_plane_alone_that_may_be_another_s(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of another state directory, or one of plain sbatch that has not told its directory yet; the latter is named."""
+    talk = stage.talk(
+        (
+            "squeue",
+            fake.squeue(
+                row("6", "RUNNING", comment=ownership.comment("/home/a/b")), row("7", "PENDING", comment=ownership.MARK)
+            ),
+        )
+    )
+    assert await down.run(stage.settings, is_keeping_pods=False) == 0
+    assert [call.line for call in talk.calls if call.line.startswith("scancel")] == []
+    told = capsys.readouterr().out
+    assert "'scancel 7' ends it" in told
+    assert "job 6" not in told
+
+
+async def test_up_does_not_wait_for_another_directory_s_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of plain sbatch that looked like this directory's tells another one when it runs."""
+    monkeypatch.setattr("hpk.cli.instance.DEFAULT_STATE", str(stage.settings.state))
+    stage.talk(
+        ("squeue", fake.squeue(row("7", "PENDING", comment=ownership.MARK))),
+        ("squeue", fake.squeue(row("7", "RUNNING", comment=ownership.comment("/home/a/b")))),
+    )
+    with pytest.raises(errors.Fatal, match="another directory"):
+        await up.run(stage.settings, script=None, options=[], is_waiting=True)
+
+
+async def test_status_says_why_the_last_one_ended(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its own last word; where the home had no room for that, by Slurm's; and what is in trouble while it runs."""
+    stage.own("7")
+    stage.talk(
+        ("squeue", fake.squeue(row("7", "FAILED", reason="NonZeroExitCode"))),
+        ("squeue", ""),
+        ("squeue", fake.squeue(row("8", "RUNNING", comment=ownership.comment(stage.settings.state)))),
+    )
+    assert await status.run(stage.settings) == 3
+    assert "Last end       job 7 ended as FAILED (NonZeroExitCode); see " in capsys.readouterr().out
+    ending.record(Path(stage.settings.directory.control_plane), ending.Ending(75, "no room"), job_id="7", at=0)
+    assert await status.run(stage.settings) == 3
+    told = capsys.readouterr().out
+    assert "Last end       job 7 at " in told
+    assert ": no room\n" in told
+    stage.see(cluster.Look(url="u", is_ready=True, trouble="a process may open 256 files"))
+    assert await status.run(stage.settings) == 0
+    assert "Trouble        a process may open 256 files\n" in capsys.readouterr().out
+
+
+async def test_up_refuses_what_a_newer_version_has_written(stage: Stage) -> None:
+    """Before a job is submitted; both versions are named."""
+    version.mark(Path(stage.settings.directory.control_plane), ours="99.1.0")
+    stage.talk(("squeue", ""))
+    with pytest.raises(errors.Fatal, match=r"HPK 99\.1\.0 has written it, and this is HPK \d"):
+        await up.run(stage.settings, script=None, options=[], is_waiting=True)
 
 
 async def test_status_has_an_exit_code(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_a_file_system_without_locks_is_known(tmp_path: Path, monkeypatch: pytes
 
 def test_a_full_file_system_is_named(tmp_path: Path) -> None:
     """The error says what would help."""
-    with pytest.raises(errors.Fatal, match=r"Cannot write to .*nowhere"):
+    with pytest.raises(errors.Retryable, match=r"Cannot write to .*nowhere"):
         placement.measure(tmp_path / "nowhere")
     assert "HPK_STATE" in placement.advice(OSError(errno.EDQUOT, "quota"))
     assert placement.advice(OSError(errno.EIO, "x")) == ""

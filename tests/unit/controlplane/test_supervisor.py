@@ -143,7 +143,7 @@ async def test_a_child_that_keeps_failing_ends_everything(shells: Shells) -> Non
     with pytest.raises(ExceptionGroup) as caught:
         await made.run()
     (error,) = caught.value.exceptions
-    assert isinstance(error, errors.Fatal)
+    assert isinstance(error, errors.Retryable)
     for part in ("keep b running", "exit code 2", "3 times", "flag provided but not defined", "b.log"):
         assert part in str(error)
     assert shells.lines() == ["start a", "start b", "start b", "start b", "stop a"]

@@ -1,0 +1,139 @@
+"""The program's own log: written beside the event loop, bounded, and never the end of what it tells about.
+
+A line goes to three places: a file on this node's disk, which has room when the home has none; a bounded copy on the
+home; and the program's standard error, which is the job's output on the home and cannot be rotated.  What a place
+refuses waits in memory, as much of it as is worth keeping, and is written when there is room again.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hpk.aio import process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+MOST_OUTPUT_BYTES = 4 << 20
+"""Of standard error; what follows is in the copy only."""
+MOST_COPY_BYTES = 4 << 20
+"""Of each of two files (:class:`hpk.aio.process.Log`)."""
+MOST_LINES = 2000
+"""That wait for a place that refuses them; the oldest are dropped."""
+RETRY_SECONDS = 5.0
+FLUSH_SECONDS = 2.0
+FULL = b"hpk: this output is full; what follows is in state/logs/hpk.log of the state directory\n"
+
+
+class Place:
+    """Where lines go; keeps those that it could not write."""
+
+    def __init__(self, log: process.Log | None, *, descriptor: int = -1, most_bytes: int = MOST_OUTPUT_BYTES) -> None:
+        self._log = log
+        self._descriptor = descriptor
+        self._left_bytes = most_bytes
+        self._waiting: collections.deque[bytes] = collections.deque(maxlen=MOST_LINES)
+
+    def put(self, lines: Iterable[bytes]) -> bool:
+        """Write what waits and these lines, and return whether nothing waits any more.  Nothing is raised."""
+        self._waiting += lines
+        while self._waiting:
+            if not self._write(self._waiting[0]):
+                return False
+            self._waiting.popleft()
+        return True
+
+    def _write(self, line: bytes) -> bool:
+        if self._log is not None:
+            return self._log.write(line)
+        if self._left_bytes <= 0:
+            return True
+        is_last = self._left_bytes <= len(line)
+        try:
+            os.write(self._descriptor, line + FULL if is_last else line)
+        except OSError:
+            return False
+        self._left_bytes -= len(line)
+        return True
+
+
+class Output(io.TextIOBase):
+    """A stream for loggers and for ``sys.stderr``; neither writing nor flushing it ever raises or waits.
+
+    Args:
+        places: Written to by a thread of this object's.
+    """
+
+    def __init__(self, places: Iterable[Place], *, retry_seconds: float = RETRY_SECONDS) -> None:
+        self._places = tuple(places)
+        self._retry_seconds = retry_seconds
+        self._lines: collections.deque[bytes] = collections.deque(maxlen=MOST_LINES)
+        self._rest = ""
+        self._news = threading.Condition()
+        self._is_busy = False
+        self._is_closed = False
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Take the text; what is no whole line waits for the rest of it."""
+        with self._news:
+            *lines, self._rest = (self._rest + text).split("\n")
+            self._lines += (f"{line}\n".encode("utf-8", "backslashreplace") for line in lines)
+            self._news.notify_all()
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: the thread writes as soon as it can."""
+
+    def finish(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Write the last of it, but do not wait for a file system that hangs."""
+        if self._rest:
+            self.write("\n")
+        deadline = time.monotonic() + seconds
+        with self._news:
+            while (self._lines or self._is_busy) and (left := deadline - time.monotonic()) > 0:
+                self._news.wait(left)
+            self._is_closed = True
+            self._news.notify_all()
+
+    def _run(self) -> None:
+        is_done = True
+        while True:
+            with self._news:
+                self._is_busy = False
+                self._news.notify_all()
+                if not self._lines and not self._is_closed:
+                    self._news.wait(None if is_done else self._retry_seconds)
+                if self._is_closed and not self._lines:
+                    return
+                lines = list(self._lines)
+                self._lines.clear()
+                self._is_busy = True
+            done = [place.put(lines) for place in self._places]
+            is_done = all(done)
+
+
+def take_over(*, node: Path, home: Path) -> Output:
+    """Have ``sys.stdout`` and ``sys.stderr`` be an output with these two files, and return it."""
+    with contextlib.suppress(OSError):
+        home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    places = (
+        Place(process.Log(node, most_bytes=MOST_COPY_BYTES)),
+        Place(process.Log(home, most_bytes=MOST_COPY_BYTES)),
+        Place(None, descriptor=2),
+    )
+    made = Output(places)
+    sys.stdout = sys.stderr = made
+    return made
