@@ -121,13 +121,24 @@ async def _start(
         _node_facts(settings, control_plane, site),
         slurm_cluster.flags_of(settings),
         has_subordinate_ids=not sandbox.has_one_id(site),
+        has_selinux=host.has_selinux(),
+        network=sandbox.choose(settings.network, site),
     )
     await cluster.refresh()
 
     launcher = sandbox.Launcher(settings, kill_wait_seconds=await cluster.kill_wait_seconds())
     made = Kubelet(settings, control_plane, kube=kubelet, cluster=cluster, site=site, launcher=launcher)
     told = events.Recorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name)
-    binder = bind.Binder(binder_kube, node=settings.node_name, recorder=told)
+    binder = bind.Binder(
+        binder_kube,
+        node=settings.node_name,
+        recorder=told,
+        cluster=cluster.for_binder,
+        others=made.pods.occupants,
+    )
+    nodes = _watch_node(binder_kube, settings.node_name, on_change=binder.retry)
+    cluster.node_object = lambda: nodes.named("", settings.node_name)
+    cluster.on_change = binder.retry
     port = await made.link.start()
     stack.push_async_callback(made.link.stop)
     made.agents.line = made.link
@@ -138,13 +149,28 @@ async def _start(
         "lease": lease.LeaseController(lease_kube, settings.node_name).run,
         "cluster's capacity": cluster.run,
         "binder's events": told.run,
+        "watch of the node": nodes.run,
         "binder's watch": binder.informer.run,
-        "binder": binder.queue.run,
+        "binder's watch of namespaces": binder.namespaces.run,
+        "binder": lambda: _bind(binder, nodes, made.pods),
         "memory": memory.trim_forever,
         "user's kubeconfig": lambda: _announce(settings, control_plane, made.node),
     }
     for name, run in running.items():
         group.create_task(service.kept(name, run), name=name)
+
+
+def _watch_node(kube: client.Kube, name: str, *, on_change: Callable[[], None]) -> informer.Informer:
+    """Watch the node object for what others set on it."""
+    query = {"fieldSelector": f"metadata.name={name}"}
+    return informer.Informer(kube, "/api/v1/nodes", query=query, on_change=lambda _uid: on_change())
+
+
+async def _bind(binder: bind.Binder, nodes: informer.Informer, pods: watch.Pods) -> None:
+    """Bind pods once it is known what is on the node already."""
+    await nodes.synced.wait()
+    await pods.informer.synced.wait()
+    await binder.queue.run()
 
 
 async def _announce(settings: config.Settings, control_plane: plane.ControlPlane, nodes: node.NodeController) -> None:
@@ -190,6 +216,8 @@ class Kubelet:
         self.link = self._make_link(control_plane)
         self._recorder = events.Recorder(kube, component="kubelet", host=settings.node_name)
         self._services = informer.Informer(kube, "/api/v1/services")
+        self._runtime_classes = informer.Informer(kube, "/apis/node.k8s.io/v1/runtimeclasses")
+        cluster.runtime_handlers = self._runtime_handlers
         self._poller = poller.Poller(cluster.slurm, poll_seconds=settings.poll_seconds)
         self._reporter = report.Reporter(kube)
         self._has_one_id = sandbox.has_one_id(site)
@@ -225,12 +253,19 @@ class Kubelet:
         return {
             "watch of Slurm's jobs": self._poller.run,
             "watch of services": self._services.run,
+            "watch of RuntimeClasses": self._runtime_classes.run,
             "node": self.node.run,
             "kubelet's events": self._recorder.run,
             "list of images": self._list_images,
             "kubelet's API": self._server.run,
             "pods": self.pods.run,
         }
+
+    def _runtime_handlers(self) -> dict[str, str] | None:
+        """Return the handler of each RuntimeClass; None before they have been listed."""
+        if not self._runtime_classes.synced.is_set():
+            return None
+        return {raw["metadata"]["name"]: raw["handler"] for raw in self._runtime_classes.objects.values()}
 
     def _make_link(self, control_plane: plane.ControlPlane) -> link_server.LinkServer:
         certificate = control_plane.link.issue(LINK_SERVER_NAME, dns_names=(LINK_SERVER_NAME,), is_server=True)
@@ -299,7 +334,7 @@ class Kubelet:
                 max_pods=settings.max_pods,
                 cluster_domain=settings.cluster_domain,
             ),
-            reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate),
+            reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate, others=self.pods.occupants),
         )
 
     def _observe(self) -> node.Observation:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from hpk import errors
 from hpk.kube import quantity
-from hpk.node import node
+from hpk.node import node, view
 from hpk.pods import admit
 from hpk.slurm import flags as slurm_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hpk import config
     from hpk.slurm import client, model
@@ -32,7 +32,13 @@ DEFAULT_KILL_WAIT_SECONDS = 30
 
 
 class Cluster:
-    """What the Slurm cluster has, asked now and then; the newest answer counts."""
+    """What the Slurm cluster has, asked now and then; the newest answer counts.
+
+    Attributes:
+        on_change: Called when the answer is not the one before.
+        node_object: The API server's newest node, with what others have set on it.
+        runtime_handlers: By RuntimeClass its handler; None before they are known.
+    """
 
     def __init__(
         self,
@@ -41,9 +47,15 @@ class Cluster:
         flags: Mapping[str, str | None] | None = None,
         *,
         has_subordinate_ids: bool = True,
+        has_selinux: bool = False,
+        network: str = "",
     ) -> None:
         self.slurm, self.facts, self.flags = slurm, facts, flags or {}
-        self._has_subordinate_ids = has_subordinate_ids
+        self._has_subordinate_ids, self._has_selinux, self._network = has_subordinate_ids, has_selinux, network
+        self.on_change: Callable[[], None] = lambda: None
+        self.node_object: Callable[[], dict[str, Any] | None] = lambda: None
+        self.runtime_handlers: Callable[[], Mapping[str, str] | None] = lambda: None
+        self._viewed: tuple[dict[str, Any] | None, view.View] = (None, view.of(None, facts))
         self.partition_names: frozenset[str] = frozenset()
         self.architectures: Mapping[str, str] = {}
         self.named_at = 0.0
@@ -60,8 +72,9 @@ class Cluster:
 
     async def refresh(self) -> None:
         """Ask now; a Slurm that does not answer changes nothing but the error."""
+        before = self.capacity
         try:
-            before, self.capacity = self.capacity, await self.slurm.capacity()
+            self.capacity = await self.slurm.capacity()
             has_changed = before is None or before.partitions.keys() != self.capacity.partitions.keys()
             if has_changed or time.time() - self.named_at > DETAILS_SECONDS:
                 self.partition_names = await self.slurm.partition_names()
@@ -70,23 +83,43 @@ class Cluster:
         except Exception as error:  # noqa: BLE001 - nothing that Slurm prints may end the kubelet
             self.error = str(error)
             LOG.warning("Cannot learn the cluster's capacity", error=self.error)
-            return
-        self.error, self.answered_at = "", time.time()
+        else:
+            self.error, self.answered_at = "", time.time()
+        if self.capacity != before:
+            self.on_change()
 
     def for_pods(self) -> admit.Cluster:
-        """As pods are measured against."""
+        """Return what pods are measured against."""
         offered = {} if self.capacity is None else node.resources(self.facts, self.capacity)
+        made = self._view()
         return admit.Cluster(
             name=self.facts.name,
             allocatable={name: quantity.parse(value) for name, value in offered.items()},
-            labels=node.labels(self.facts),
+            labels=made.labels,
+            taints=made.taints,
+            is_unschedulable=made.is_unschedulable,
+            extended=made.extended,
+            runtime_handlers=self.runtime_handlers(),
             capacity=self.capacity,
             partition_names=self.partition_names,
             architectures=self.architectures,
             architecture=self.facts.host.architecture,
             flags=self.flags,
             has_subordinate_ids=self._has_subordinate_ids,
+            has_selinux=self._has_selinux,
+            network=self._network,
         )
+
+    def _view(self) -> view.View:
+        """Return the node as others have made it, read anew only when it has changed."""
+        raw = self.node_object()
+        if raw is None or raw is not self._viewed[0]:
+            self._viewed = (raw, view.of(raw, self.facts))
+        return self._viewed[1]
+
+    def for_binder(self) -> admit.Cluster | None:
+        """Return the same for a pod that waits to be bound; None while the node is not there."""
+        return None if self.node_object() is None else self.for_pods()
 
     async def kill_wait_seconds(self) -> int:
         """Slurm's patience between SIGTERM and SIGKILL; its default where it does not say."""

@@ -28,6 +28,11 @@ TEMPLATES = {
     "batch": ["jobs", "cronjobs"],
 }
 """What makes pods: never refused, for a controller says what becomes of its pods; who applies it is warned."""
+CHANGED = (
+    "oldObject == null || object.spec != oldObject.spec || "
+    "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({})"
+)
+"""What is worth a question, in CEL: labels, finalizers and owners change often, and are nothing to us."""
 
 
 def write(layout: Layout) -> None:
@@ -57,7 +62,8 @@ def write(layout: Layout) -> None:
 
 def webhook(layout: Layout, *, ca_pem: bytes) -> dict[str, Any]:
     """The ValidatingWebhookConfiguration of this start."""
-    rules = [_rule("", ["pods"], ["CREATE"]), _rule("", ["pods/ephemeralcontainers"], ["UPDATE"])]
+    rules = [_rule("", ["pods"], ["CREATE", "UPDATE"])]
+    rules.append(_rule("", ["pods/ephemeralcontainers", "pods/resize"], ["UPDATE"]))
     rules += [_rule(group, kinds, ["CREATE", "UPDATE"]) for group, kinds in TEMPLATES.items()]
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -75,6 +81,7 @@ def webhook(layout: Layout, *, ca_pem: bytes) -> dict[str, Any]:
                 "timeoutSeconds": SECONDS,
                 "sideEffects": "None",
                 "admissionReviewVersions": ["v1"],
+                "matchConditions": [{"name": "changed", "expression": CHANGED}],
             }
         ],
     }

@@ -31,9 +31,10 @@ def objects() -> list[tuple[str, dict[str, Any]]]:
         _role(
             "hpk:binder",
             [
-                {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]},
+                {"apiGroups": [""], "resources": ["pods", "nodes", "namespaces"], "verbs": ["get", "list", "watch"]},
                 {"apiGroups": [""], "resources": ["pods/binding", "bindings"], "verbs": ["create"]},
-                {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
+                {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
+                {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "list", "patch"]},
             ],
         ),
         _binding("hpk:binder", role="hpk:binder", kind="User", name=identities.BINDER),

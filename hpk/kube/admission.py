@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """May this object be created?
+    """May this object be created, or changed?
 
     Attributes:
         uid: Of the question.
@@ -27,6 +27,7 @@ class Question:
         raw: The object, with the server's defaults.
         is_dry_run: Nothing will come of it.
         old: What it shall replace.
+        part: The subresource through which it is changed, such as ``ephemeralcontainers``; empty for the object.
     """
 
     uid: str
@@ -34,6 +35,7 @@ class Question:
     raw: Object
     is_dry_run: bool = False
     old: Object | None = None
+    part: str = ""
 
 
 def question(body: bytes) -> Question:
@@ -54,6 +56,7 @@ def question(body: bytes) -> Question:
             raw=raw,
             is_dry_run=bool(request.get("dryRun")),
             old=request.get("oldObject"),
+            part=request.get("subResource") or "",
         )
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an AdmissionReview: {error!r}") from error

@@ -1,21 +1,19 @@
-"""``v1.Pod`` as far as HPK honours it: what is not a field here is not supported, and is refused by name.
+"""``v1.Pod`` as far as HPK honours it, decoded with :func:`pod`.
 
-Decoded with :func:`pod`; :func:`unsupported` lists what a raw pod holds beyond these types.  Field names are
-those of the API, in snake case.  Source: k8s.io/api/core/v1/types.go of Kubernetes 1.37.
+What is no field here is refused by name, or has no meaning here: ``hpk.pods.fields`` says which and why.  Field
+names are those of the API, in snake case.  Source: k8s.io/api/core/v1/types.go of Kubernetes 1.37.
 """
 
 from __future__ import annotations
 
-import functools
 from datetime import datetime  # noqa: TC003 - msgspec resolves the annotations
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import msgspec
 
-
-class Model(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An API object or a part of one."""
+from hpk.kube.handlers import Lifecycle, Probe  # noqa: TC001 - msgspec resolves the annotations
+from hpk.kube.model import Model
+from hpk.kube.selectors import Affinity, LabelSelector, Toleration, TopologySpreadConstraint
 
 
 class OwnerReference(Model, frozen=True, kw_only=True):
@@ -46,7 +44,6 @@ class KeySelector(Model, frozen=True, kw_only=True):
 
 class FieldSelector(Model, frozen=True, kw_only=True):
     field_path: str
-    api_version: str = "v1"
 
 
 class ResourceFieldSelector(Model, frozen=True, kw_only=True):
@@ -84,7 +81,6 @@ class ContainerPort(Model, frozen=True, kw_only=True):
     name: str = ""
     protocol: str = "TCP"
     host_port: int = 0
-    host_ip: str = msgspec.field(default="", name="hostIP")
 
 
 class Resources(Model, frozen=True, kw_only=True):
@@ -98,6 +94,8 @@ class VolumeMount(Model, frozen=True, kw_only=True):
     sub_path: str = ""
     sub_path_expr: str = ""
     read_only: bool = False
+    recursive_read_only: str = ""
+    mount_propagation: str = ""
 
 
 class Capabilities(Model, frozen=True, kw_only=True):
@@ -107,6 +105,18 @@ class Capabilities(Model, frozen=True, kw_only=True):
 
 class SeccompProfile(Model, frozen=True, kw_only=True):
     type: str
+    localhost_profile: str = ""
+
+
+class AppArmorProfile(Model, frozen=True, kw_only=True):
+    type: str
+
+
+class SELinuxOptions(Model, frozen=True, kw_only=True):
+    user: str = ""
+    role: str = ""
+    type: str = ""
+    level: str = ""
 
 
 class SecurityContext(Model, frozen=True, kw_only=True):
@@ -117,7 +127,10 @@ class SecurityContext(Model, frozen=True, kw_only=True):
     allow_privilege_escalation: bool | None = None
     capabilities: Capabilities = Capabilities()
     privileged: bool = False
+    proc_mount: str = ""
     seccomp_profile: SeccompProfile | None = None
+    app_armor_profile: AppArmorProfile | None = None
+    se_linux_options: SELinuxOptions | None = None
 
 
 class PodSecurityContext(Model, frozen=True, kw_only=True):
@@ -125,9 +138,11 @@ class PodSecurityContext(Model, frozen=True, kw_only=True):
     run_as_group: int | None = None
     run_as_non_root: bool | None = None
     supplemental_groups: list[int] = []
+    supplemental_groups_policy: str = ""
     fs_group: int | None = None
-    fs_group_change_policy: str = ""
     seccomp_profile: SeccompProfile | None = None
+    app_armor_profile: AppArmorProfile | None = None
+    se_linux_options: SELinuxOptions | None = None
 
 
 class Container(Model, frozen=True, kw_only=True):
@@ -149,11 +164,10 @@ class Container(Model, frozen=True, kw_only=True):
     stdin_once: bool = False
     tty: bool = False
     restart_policy: str = ""
-    liveness_probe: dict[str, Any] | None = None
-    readiness_probe: dict[str, Any] | None = None
-    startup_probe: dict[str, Any] | None = None
-    lifecycle: dict[str, Any] | None = None
-    resize_policy: list[Any] = []
+    liveness_probe: Probe | None = None
+    readiness_probe: Probe | None = None
+    startup_probe: Probe | None = None
+    lifecycle: Lifecycle | None = None
 
 
 class EphemeralContainer(Container, frozen=True, kw_only=True):
@@ -199,17 +213,6 @@ class TokenSource(Model, frozen=True, kw_only=True):
     path: str
     audience: str = ""
     expiration_seconds: int = 3600
-
-
-class LabelRequirement(Model, frozen=True, kw_only=True):
-    key: str
-    operator: str
-    values: list[str] = []
-
-
-class LabelSelector(Model, frozen=True, kw_only=True):
-    match_labels: dict[str, str] = {}
-    match_expressions: list[LabelRequirement] = []
 
 
 class TrustBundleSource(Model, frozen=True, kw_only=True):
@@ -269,6 +272,18 @@ class DnsConfig(Model, frozen=True, kw_only=True):
     options: list[DnsOption] = []
 
 
+class SchedulingGate(Model, frozen=True, kw_only=True):
+    name: str
+
+
+class ReadinessGate(Model, frozen=True, kw_only=True):
+    condition_type: str
+
+
+class PodOS(Model, frozen=True, kw_only=True):
+    name: str
+
+
 class PodSpec(Model, frozen=True, kw_only=True):
     containers: list[Container]
     init_containers: list[Container] = []
@@ -280,8 +295,6 @@ class PodSpec(Model, frozen=True, kw_only=True):
     node_name: str = ""
     node_selector: dict[str, str] = {}
     service_account_name: str = "default"
-    service_account: str = ""
-    automount_service_account_token: bool | None = None
     security_context: PodSecurityContext = PodSecurityContext()
     hostname: str = ""
     subdomain: str = ""
@@ -292,20 +305,30 @@ class PodSpec(Model, frozen=True, kw_only=True):
     host_network: bool = False
     share_process_namespace: bool = False
     image_pull_secrets: list[LocalReference] = []
-    # Scheduling is Slurm's; with one node these cannot be violated, or are checked in admit.
+    os: PodOS | None = None
+    runtime_class_name: str = ""
+    overhead: dict[str, str | int | float] = {}
+    # What a scheduler looks at, see hpk.pods.schedule.
     scheduler_name: str = ""
+    scheduling_gates: list[SchedulingGate] = []
     priority: int = 0
-    priority_class_name: str = ""
-    preemption_policy: str = ""
-    tolerations: list[Any] = []
-    affinity: dict[str, Any] = {}
-    topology_spread_constraints: list[Any] = []
-    readiness_gates: list[dict[str, str]] = []
+    tolerations: list[Toleration] = []
+    affinity: Affinity = Affinity()
+    topology_spread_constraints: list[TopologySpreadConstraint] = []
+    readiness_gates: list[ReadinessGate] = []
+
+
+class Condition(Model, frozen=True, kw_only=True):
+    type: str
+    status: str
+    reason: str | None = None
+    message: str | None = None
 
 
 class PodStatus(Model, frozen=True, kw_only=True):
     phase: str = "Pending"
     start_time: datetime | None = None
+    conditions: list[Condition] = []
 
 
 class Pod(Model, frozen=True, kw_only=True):
@@ -327,40 +350,9 @@ class Pod(Model, frozen=True, kw_only=True):
 
 
 def pod(raw: dict[str, Any]) -> Pod:
-    """The typed view of a raw pod; what HPK does not know is left out (see :func:`unsupported`).
+    """Return the typed view of a raw pod; what HPK does not know is left out.
 
     Raises:
         msgspec.ValidationError: The object is no pod; the API server lets none such through.
     """
     return msgspec.convert(raw, Pod)
-
-
-def unsupported(raw: Any, model: Any = PodSpec, path: str = "spec") -> list[str]:
-    """Return the paths of all set fields that the model does not have, such as ``spec.volumes[0].iscsi``.
-
-    Fields that are null, false, zero or empty ask for nothing and are not listed.
-    """
-    if isinstance(raw, list):
-        return [found for index, item in enumerate(raw) for found in unsupported(item, model, f"{path}[{index}]")]
-    known = _fields(model)
-    if known is None or not isinstance(raw, dict):
-        return []
-    found = [f"{path}.{key}" for key, value in raw.items() if key not in known and value]
-    for key, value in raw.items():
-        if key in known and isinstance(value, dict | list):
-            found += unsupported(value, known[key], f"{path}.{key}")
-    return found
-
-
-@functools.cache
-def _fields(kind: Any) -> dict[str, Any] | None:
-    """Return the types of a model's fields by the API's names, or None if there is no model in ``kind``.
-
-    A model is looked for within ``X``, ``X | None`` and ``list[X]``.  The answer is kept: each pod has hundreds of
-    fields, and msgspec takes its time to describe a struct.
-    """
-    if get_origin(kind) in (Union, UnionType, list):
-        return next((fields for part in get_args(kind) if (fields := _fields(part)) is not None), None)
-    if not (isinstance(kind, type) and issubclass(kind, Model)):
-        return None
-    return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}

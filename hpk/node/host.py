@@ -47,6 +47,14 @@ def read(*, identity: str, os_image: str = "") -> Host:
     )
 
 
+def has_selinux() -> bool:
+    """Return whether this machine's kernel labels processes; the compute nodes are taken to be alike."""
+    try:
+        return "selinuxfs" in Path("/proc/filesystems").read_text(encoding="ascii")
+    except OSError:
+        return False
+
+
 def _read_line(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()

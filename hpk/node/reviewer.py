@@ -10,6 +10,8 @@ Object = dict[str, Any]
 class Reviewer(Protocol):
     """Decides from memory: the API server, and whoever creates the object, wait for the answer."""
 
-    def review(self, kind: str, raw: Object, *, old: Object | None = None) -> tuple[str | None, list[str]]:
-        """Why the object must not be created (None: it may), and what its creator should know all the same."""
+    def review(
+        self, kind: str, raw: Object, *, old: Object | None = None, part: str = ""
+    ) -> tuple[str | None, list[str]]:
+        """Return why the object must not be so (None: it may), and what its maker should know all the same."""
         ...

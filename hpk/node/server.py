@@ -256,7 +256,7 @@ class KubeletServer:
         refusal, warnings = None, list[str]()
         if self._reviews is not None:
             try:
-                refusal, warnings = self._reviews.review(asked.kind, asked.raw, old=asked.old)
+                refusal, warnings = self._reviews.review(asked.kind, asked.raw, old=asked.old, part=asked.part)
             except Exception as error:  # whatever an object makes of our code, it stops nobody
                 LOG.exception("Cannot review an object, letting it pass", kind=asked.kind, error=repr(error))
         return web.Response(

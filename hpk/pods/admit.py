@@ -1,24 +1,26 @@
 """Whether this cluster can honour a pod, decided before anything is done for it; pure.
 
 What cannot be honoured is refused by name, never ignored: a program that silently lost a field is worse than
-one that did not start.
+one that did not start.  Refused is what no change of the node's labels, taints or size could mend; what only has to
+wait is told apart by ``hpk.pods.schedule``.
 """
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
-from hpk.kube import quantity, v1
-from hpk.pods import resources
+from hpk.kube import v1
+from hpk.pods import fields
 from hpk.slurm import flags, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from decimal import Decimal
 
+    from hpk.kube import selectors
     from hpk.slurm import model as slurm_model
 
 PREFIXES = ("slurm.hpk.io/", "slurm-job.hpk.io/")
@@ -27,18 +29,6 @@ FLAGS = ("slurm.hpk.io/flags", "slurm-job.hpk.io/flags")
 MPI_FLAGS = ("slurm.hpk.io/mpi-flags", "slurm-job.hpk.io/mpi-flags", "slurm-job.hpk.io/mpi-flag")
 """What mpirun is given, in all spellings that are in use; empty asks for nothing."""
 EPHEMERAL = "spec.ephemeralContainers"
-HARMLESS = frozenset({"spec.os.name", "spec.hostUsers", "spec.os"})
-"""Fields that ask for what every pod has here: a user namespace, and Linux (which is looked at by itself)."""
-
-
-NODE_RESOURCES = {
-    "cpu": frozenset({"cpus-per-task", "overcommit"}),
-    "memory": frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
-    resources.GPU: frozenset({"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "nodes"}),
-}
-"""What one job on one node can have, each with the sbatch options that make another wish of it."""
-UNSET_MEMORY_BYTES = 1 << 20
-"""What Slurm says of a node whose memory nobody configured."""
 
 ONE_ID = (
     ": your account has no subordinate ids on this site, so a pod has one id only"
@@ -52,44 +42,54 @@ class Cluster:
 
     Attributes:
         allocatable: Of the node object: ``cpu``, ``memory``, ``nvidia.com/gpu`` and so on.
-        labels: Of the node object.
+        labels: Of the node object, whoever set them.
         name: The node's.
+        taints: Of the node object.
+        is_unschedulable: Whether the node is cordoned.
+        extended: What others have added to the node's allocatable, of which Slurm knows nothing.
+        runtime_handlers: By RuntimeClass its handler; None if they are not known.
         capacity: What Slurm last said of its nodes and partitions; None if it has said nothing.
         partition_names: All partitions, those too that are hidden from this user; empty if not known.
         architectures: Of the compute nodes, as far as Slurm knows them.
         architecture: Of hpk.sif and of all images, which is the control plane's own; empty if not known.
         flags: The settings' sbatch options for every pod.
         has_subordinate_ids: Whether a pod can have more ids than the user's own.
+        has_selinux: Whether the nodes' kernel labels processes.
+        network: The mode of pods that do not ask for the host's; empty if it is not known.
     """
 
     name: str
     allocatable: Mapping[str, Decimal] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[selectors.Taint, ...] = ()
+    is_unschedulable: bool = False
+    extended: Mapping[str, Decimal] = field(default_factory=dict)
+    runtime_handlers: Mapping[str, str] | None = None
     capacity: slurm_model.Capacity | None = None
     partition_names: frozenset[str] = frozenset()
     architectures: Mapping[str, str] = field(default_factory=dict)
     architecture: str = ""
     flags: Mapping[str, str | None] = field(default_factory=dict)
     has_subordinate_ids: bool = True
+    has_selinux: bool = False
+    network: str = ""
 
 
 def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
-    """The typed pod, if all that it asks for can be given.
+    """Return the typed pod, if nothing that it asks for is impossible here.
 
     Raises:
         errors.PodRefused: With everything that is wrong, by name, and the kubelet's reason.
     """
     pod = v1.pod(raw)
-    problems = [*_unsupported(raw), *_annotations(pod), *_security(pod), *_unknown_volumes(pod, pod.all_containers)]
+    problems = [*_unsupported(raw), *_annotations(pod), *_security(pod, cluster), *_host_ports(pod, cluster)]
+    problems += _unknown_volumes(pod, pod.all_containers)
     if not cluster.has_subordinate_ids:
         problems += _several_ids(pod)
     if problems:
         raise errors.PodRefused("; ".join(problems))
-    _check_placement(pod, cluster)
-    _check_capacity(pod, cluster)
     if cluster.capacity is not None:
         options = {**cluster.flags, **job_flags(pod)}
-        _check_nodes(pod, options, cluster.capacity)
         _check_time(options, cluster.capacity)
         _check_architecture(options, cluster, cluster.capacity)
     return pod
@@ -101,9 +101,8 @@ def refused(raw: dict[str, Any], *, cluster: Cluster) -> dict[str, str]:
     found = {}
     for index, container in enumerate(pod.spec.ephemeral_containers):
         path = f"{EPHEMERAL}[{index}]"
-        unknown = v1.unsupported(raw["spec"]["ephemeralContainers"][index], v1.EphemeralContainer, path)
-        problems = [f"{field} is not supported" for field in unknown]
-        problems += [*_container_security(container), *_unknown_volumes(pod, [container])]
+        problems = fields.unsupported(raw["spec"]["ephemeralContainers"][index], v1.EphemeralContainer, path)
+        problems += [*_container_security(container, cluster), *_unknown_volumes(pod, [container])]
         if not cluster.has_subordinate_ids:
             problems += _different_ids(pod, [*pod.all_containers, container])
         if problems:
@@ -113,7 +112,7 @@ def refused(raw: dict[str, Any], *, cluster: Cluster) -> dict[str, str]:
 
 def doubt(pod: v1.Pod, cluster: Cluster) -> str | None:
     """What Slurm will hardly take, though the last word is its own: a partition that it did not name lately."""
-    wanted = _wanted_partitions({**cluster.flags, **job_flags(pod)})
+    wanted = partitions({**cluster.flags, **job_flags(pod)})
     missing = [name for name in wanted if name not in cluster.partition_names]
     if not missing or not cluster.partition_names:
         return None
@@ -134,19 +133,8 @@ def job_flags(pod: v1.Pod) -> dict[str, str | None]:
 
 
 def _unsupported(raw: dict[str, Any]) -> list[str]:
-    found = v1.unsupported(raw["spec"])
-    # An ephemeral container's faults are not its pod's: see `refused`.
-    found = [path for path in found if not path.startswith(EPHEMERAL)]
-    problems = [f"{path} is not supported" for path in found if path not in HARMLESS]
-    if (system := (raw["spec"].get("os") or {}).get("name", "linux")) != "linux":
-        problems.append(f"spec.os.name: {system} is not supported")
-    apart = (raw["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
-    if apart.get("requiredDuringSchedulingIgnoredDuringExecution"):
-        problems.append(
-            "spec.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution is not supported: all pods "
-            "are on one node; keep jobs apart by Slurm's own means, such as --exclusive in the flags annotation"
-        )
-    return problems
+    """Return what the API knows and HPK does not do; an ephemeral container's faults are not its pod's."""
+    return [sentence for sentence in fields.unsupported(raw["spec"]) if not sentence.startswith(EPHEMERAL)]
 
 
 def _annotations(pod: v1.Pod) -> list[str]:
@@ -169,25 +157,35 @@ def _annotations(pod: v1.Pod) -> list[str]:
     return problems
 
 
-def _security(pod: v1.Pod) -> list[str]:
-    problems = _seccomp("spec.securityContext", pod.spec.security_context.seccomp_profile)
+def _security(pod: v1.Pod, cluster: Cluster) -> list[str]:
+    problems = _selinux("spec.securityContext", pod.spec.security_context, cluster)
     for container in pod.all_containers:
-        problems += _container_security(container)
+        problems += _container_security(container, cluster)
     return problems
 
 
-def _container_security(container: v1.Container) -> list[str]:
+def _container_security(container: v1.Container, cluster: Cluster) -> list[str]:
     context = container.security_context
     where = f"container {container.name}: securityContext"
-    problems = _seccomp(where, context.seccomp_profile)
+    problems = _selinux(where, context, cluster)
     if context.privileged:
         problems.append(f"{where}.privileged: a pod has no privilege over the compute node")
     return problems
 
 
-def _seccomp(where: str, profile: v1.SeccompProfile | None) -> list[str]:
-    is_local = profile is not None and profile.type == "Localhost"
-    return [f"{where}.seccompProfile of type Localhost is not supported"] if is_local else []
+def _selinux(where: str, context: v1.SecurityContext | v1.PodSecurityContext, cluster: Cluster) -> list[str]:
+    """Return that labels cannot be chosen; where the kernel has none, a kubelet passes the wish over as well."""
+    if not cluster.has_selinux or context.se_linux_options in {None, v1.SELinuxOptions()}:
+        return []
+    return [f"{where}.seLinuxOptions is not supported (processes of a job have the label that Slurm gave it)"]
+
+
+def _host_ports(pod: v1.Pod, cluster: Cluster) -> list[str]:
+    """Return the ports of the compute node that the pod wants: on its network they are there, else nobody forwards."""
+    if pod.spec.host_network or cluster.network in {"", "host"}:
+        return []
+    named = [f"{c.name}: hostPort {port.host_port}" for c in pod.all_containers for port in c.ports if port.host_port]
+    return [f"container {', '.join(named)} is not supported (hostNetwork: true is)"] if named else []
 
 
 def _several_ids(pod: v1.Pod) -> list[str]:
@@ -230,87 +228,14 @@ def _unknown_volumes(pod: v1.Pod, containers: Sequence[v1.Container]) -> list[st
     ]
 
 
-def _check_placement(pod: v1.Pod, cluster: Cluster) -> None:
-    wrong = [f"{key}={value}" for key, value in pod.spec.node_selector.items() if cluster.labels.get(key) != value]
-    required = (pod.spec.affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
-    terms = (required or {}).get("nodeSelectorTerms", [])
-    if wrong or (terms and not any(_matches(term, cluster) for term in terms)):
-        what = f"nodeSelector {', '.join(wrong)}" if wrong else "the required node affinity"
-        message = f"Pod was rejected: Predicate NodeAffinity failed: node {cluster.name} does not match {what}"
-        raise errors.PodRefused(message, reason="NodeAffinity")
-
-
-def _matches(term: dict[str, Any], cluster: Cluster) -> bool:
-    return all(_holds(e, cluster.labels.get(e["key"])) for e in term.get("matchExpressions") or []) and all(
-        _holds(e, cluster.name if e["key"] == "metadata.name" else None) for e in term.get("matchFields") or []
-    )
-
-
-def _holds(expression: dict[str, Any], value: str | None) -> bool:
-    """One requirement of a node selector term, as apimachinery's labels.Requirement matches."""
-    values = expression.get("values") or []
-    operator = expression["operator"]
-    if operator in {"Gt", "Lt"}:
-        return value is not None and (int(value) > int(values[0])) == (operator == "Gt") and value != values[0]
-    known = {
-        "In": value in values,
-        "NotIn": value not in values,
-        "Exists": value is not None,
-        "DoesNotExist": value is None,
-    }
-    return known.get(operator, False)
-
-
-def _check_capacity(pod: v1.Pod, cluster: Cluster) -> None:
-    """Refuse what the whole cluster could never give; whether it is free now is for Slurm to say."""
-    names = {name for c in pod.all_containers for part in (c.resources.requests, c.resources.limits) for name in part}
-    for name in sorted(names):
-        wanted = resources.effective(pod, lambda c, name=name: _wanted(c, name))  # type: ignore[misc]
-        if cluster.capacity and cluster.capacity.nodes and name in NODE_RESOURCES:
-            continue  # measured against single nodes, those that are drained now included
-        offered = cluster.allocatable.get(name)
-        if offered is None and wanted and (name in {"cpu", "memory"} or name == "ephemeral-storage"):
-            continue  # not known yet: the node has just started
-        if wanted > (offered or Decimal(0)):
-            what = f"{name}, requested: {wanted}, capacity: {offered or 0}"
-            message = f"Pod was rejected: Node didn't have enough resource: {what}"
-            raise errors.PodRefused(message, reason=f"OutOf{name}")
-
-
-def _wanted(container: v1.Container, name: str) -> Decimal:
-    value = container.resources.requests.get(name, container.resources.limits.get(name, 0))
-    return quantity.parse(value)
-
-
-def _wanted_partitions(options: Mapping[str, str | None]) -> list[str]:
+def partitions(options: Mapping[str, str | None]) -> list[str]:
+    """Return the partitions that the options name; none where Slurm's default is meant."""
     return [name for name in (options.get("partition") or "").split(",") if name]
-
-
-def _check_nodes(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> None:
-    """Refuse what no node of the partition has, whether it is usable now or not: sbatch would, for good."""
-    names = set(_wanted_partitions(options) or [capacity.default_partition or ""])
-    is_known = names <= capacity.partitions.keys()
-    nodes = [node for node in capacity.nodes.values() if not is_known or node.partitions & names]
-    if not nodes:
-        return
-    asked = resources.request(pod)
-    measures = {
-        "cpu": (asked.cpus, max(node.cpus for node in nodes)),
-        "memory": (asked.memory_bytes or 0, max(node.memory_bytes for node in nodes)),
-        resources.GPU: (asked.gpus, max(node.gres.get("gpu", 0) for node in nodes)),
-    }
-    where = f" of partition {', '.join(sorted(names))}" if is_known else ""
-    for name, (wanted, largest) in measures.items():
-        is_unset = name == "memory" and largest <= UNSET_MEMORY_BYTES
-        if wanted > largest and not is_unset and not options.keys() & NODE_RESOURCES[name]:
-            what = f"{name}, requested: {wanted}, capacity: {largest} (the largest node{where})"
-            message = f"Pod was rejected: Node didn't have enough resource: {what}"
-            raise errors.PodRefused(message, reason=f"OutOf{name}")
 
 
 def _check_architecture(options: Mapping[str, str | None], cluster: Cluster, capacity: slurm_model.Capacity) -> None:
     """Refuse a partition on none of whose nodes the image could run; a node that Slurm has not seen may be any."""
-    names = set(_wanted_partitions(options) or [capacity.default_partition or ""])
+    names = set(partitions(options) or [capacity.default_partition or ""])
     nodes = [node.name for node in capacity.nodes.values() if node.partitions & names]
     found = {cluster.architectures.get(name, "") for name in nodes}
     if not cluster.architecture or not nodes or found & {"", cluster.architecture}:
@@ -326,10 +251,10 @@ def _check_architecture(options: Mapping[str, str | None], cluster: Cluster, cap
 def _check_time(options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> None:
     """Refuse a time limit beyond the partition's: such a job would wait for ever.  A QOS may allow it."""
     text = options.get("time")
-    names = _wanted_partitions(options) or [capacity.default_partition or ""]
-    partitions = [capacity.partitions[name] for name in names if name in capacity.partitions]
-    longest = [partition.max_seconds for partition in partitions if partition.max_seconds is not None]
-    if not text or "qos" in options or not partitions or len(longest) < max(len(partitions), len(names)):
+    names = partitions(options) or [capacity.default_partition or ""]
+    known = [capacity.partitions[name] for name in names if name in capacity.partitions]
+    longest = [partition.max_seconds for partition in known if partition.max_seconds is not None]
+    if not text or "qos" in options or not known or len(longest) < max(len(known), len(names)):
         return
     seconds = parse.duration(text)
     if seconds is None or seconds > max(longest):

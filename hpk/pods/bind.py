@@ -1,10 +1,12 @@
-"""The pass-through scheduler: every pod goes to the one node, for Slurm is the scheduler.
+"""The scheduler of one node: binds each pod that may go to it, and says of the others what they wait for.
 
 It has an identity of its own: the node authorizer does not let a node bind pods.
 """
 
 from __future__ import annotations
 
+import itertools
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -12,50 +14,155 @@ import structlog
 from hpk import errors
 from hpk.aio import backoff
 from hpk.kube import client, informer, v1
-from hpk.pods import queue
+from hpk.pods import queue, schedule, status
 
 if TYPE_CHECKING:
-    from hpk.pods import events
+    from collections.abc import Callable
+
+    from hpk.pods import admit, events, occupants
 
 LOG = structlog.get_logger(__name__)
 SCHEDULER = "default-scheduler"
 RETRIES = backoff.Policy(first_seconds=1.0, cap_seconds=60.0)
+LOOK_AGAIN_SECONDS = 60.0
+"""How often a pod that waits is looked at although nothing is known to have changed."""
+OTHERS_SECONDS = 30.0
+"""How long another scheduler may take to bind a pod before the pod is told whom it waits for."""
 
 
 class Binder:
-    """Binds each pod that waits for the default scheduler and has no scheduling gate."""
+    """Binds pods of the default scheduler that have no scheduling gate, as soon as nothing hinders them.
 
-    def __init__(self, kube: client.Kube, *, node: str, recorder: events.Recorder) -> None:
+    Attributes:
+        informer: Of all pods that are not bound.
+        namespaces: Of all namespaces, for affinity terms that choose by their labels.
+        queue: Of pods that want a look.
+    """
+
+    def __init__(
+        self,
+        kube: client.Kube,
+        *,
+        node: str,
+        recorder: events.Recorder,
+        cluster: Callable[[], admit.Cluster | None],
+        others: occupants.Occupants,
+    ) -> None:
         self._kube, self._node, self._recorder = kube, node, recorder
+        self._cluster, self._others = cluster, others
+        self._held: dict[str, tuple[schedule.Wants, int, int]] = {}
+        self._turns = itertools.count()
         self._refused: dict[str, backoff.Backoff] = {}
-        self.queue = queue.Queue(self._bind)
-        query = {"fieldSelector": f"spec.nodeName=,spec.schedulerName={SCHEDULER}"}
+        self.queue = queue.Queue(self._look)
+        query = {"fieldSelector": "spec.nodeName="}
         self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self.queue.mark)
+        self.namespaces = informer.Informer(kube, "/api/v1/namespaces")
+        others.on_freed = self._freed
 
-    async def _bind(self, uid: str) -> float | None:
+    def retry(self) -> None:
+        """Look at all pods that wait: the node, or what Slurm has, is not what it was."""
+        for uid in list(self._held):
+            self.queue.mark(uid)
+
+    def _freed(self) -> None:
+        """A pod has left the node: look at those that wait for certain ones, and at the first that waits for any."""
+        for uid, (wants, _, _) in self._held.items():
+            if wants is schedule.Wants.PODS:
+                self.queue.mark(uid)
+        waiting = [(-priority, turn, uid) for uid, (wants, priority, turn) in self._held.items() if wants is ROOM]
+        if waiting:
+            self.queue.mark(min(waiting)[2])
+
+    async def _look(self, uid: str) -> float | None:
         raw = self.informer.objects.get(uid)
         if raw is None or not _is_waiting(raw):
             self._forget(uid)
             return None
         pod = v1.pod(raw)
-        meta = pod.metadata
+        if pod.spec.scheduler_name != SCHEDULER:
+            return self._leave(pod)
+        cluster = self._cluster()
+        if cluster is None:
+            return await self._hold(pod, schedule.Wants.NODE, schedule.NO_NODE)
+        around = schedule.Surroundings(others=self._others, namespaces=self._namespaces)
+        hindrance = schedule.hindrance(pod, cluster, around)
+        if hindrance is not None:
+            return await self._hold(pod, hindrance.wants, hindrance.message)
+        return await self._bind(raw, pod)
+
+    async def _bind(self, raw: dict[str, Any], pod: v1.Pod) -> float | None:
+        meta, uid = pod.metadata, pod.metadata.uid
         target = {"apiVersion": "v1", "kind": "Node", "name": self._node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta.name, "uid": uid}, "target": target}
+        self._others.assume(raw)
         try:
             await self._kube.create(client.pod_path(meta.namespace, meta.name, "binding"), body)
         except (errors.NotFound, errors.Conflict):
+            self._others.forget(uid)
             self._forget(uid)  # it is gone, or bound already
             return None
         except errors.Rejected as error:
+            self._others.forget(uid)
             self._recorder.tell(pod, "Warning", "FailedScheduling", str(error))
             return self._refused.setdefault(uid, backoff.Backoff(RETRIES)).failed()
+        except errors.HpkError:
+            self._others.forget(uid)
+            raise
         self._forget(uid)
         self._recorder.tell(pod, "Normal", "Scheduled", f"Successfully assigned {pod.where} to {self._node}")
         return None
 
+    async def _hold(self, pod: v1.Pod, wants: schedule.Wants, message: str) -> float:
+        """Let the pod wait, and have its PodScheduled condition and an event say why; each once."""
+        meta = pod.metadata
+        if meta.uid not in self._held:
+            self._held[meta.uid] = (wants, pod.spec.priority, next(self._turns))
+        self._held[meta.uid] = (wants, *self._held[meta.uid][1:])
+        before = next((one for one in pod.status.conditions if one.type == "PodScheduled"), None)
+        if before and (before.status, before.reason, before.message) == ("False", "Unschedulable", message):
+            return LOOK_AGAIN_SECONDS
+        condition: dict[str, Any] = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        condition |= {"message": message, "observedGeneration": meta.generation}
+        if before is None or before.status != "False":
+            condition["lastTransitionTime"] = status.stamp(datetime.now(UTC).timestamp())
+        body = {"metadata": {"uid": meta.uid}, "status": {"conditions": [condition]}}
+        try:
+            await self._kube.patch(client.pod_path(meta.namespace, meta.name, "status"), body)
+        except (errors.NotFound, errors.Conflict):
+            return LOOK_AGAIN_SECONDS  # it is gone
+        self._recorder.tell(pod, "Warning", "FailedScheduling", message)
+        LOG.info("A pod waits to be bound", pod=pod.where, uid=meta.uid, why=message)
+        return LOOK_AGAIN_SECONDS
+
+    def _leave(self, pod: v1.Pod) -> float | None:
+        """Leave the pod to another scheduler; when that takes long, tell the pod once whom it waits for."""
+        created = pod.metadata.creation_timestamp
+        age = (datetime.now(UTC) - created).total_seconds() if created else OTHERS_SECONDS
+        if age < OTHERS_SECONDS:
+            return OTHERS_SECONDS - age
+        self._recorder.tell(pod, "Warning", "FailedScheduling", other_scheduler(pod), key="scheduler")
+        return None
+
+    def _namespaces(self) -> dict[str, dict[str, str]]:
+        return {
+            raw["metadata"]["name"]: raw["metadata"].get("labels") or {} for raw in self.namespaces.objects.values()
+        }
+
     def _forget(self, uid: str) -> None:
+        self._held.pop(uid, None)
         self._refused.pop(uid, None)
         self.queue.forget(uid)
+
+
+ROOM = schedule.Wants.ROOM
+
+
+def other_scheduler(pod: v1.Pod) -> str:
+    """Return whom a pod of another scheduler waits for, and what to do where there is none."""
+    return (
+        f"the pod waits to be bound by scheduler {pod.spec.scheduler_name!r}, as its schedulerName says; HPK binds "
+        f"pods of {SCHEDULER!r}. If no such scheduler runs in this cluster, create the pod anew without schedulerName"
+    )
 
 
 def _is_waiting(raw: dict[str, Any]) -> bool:

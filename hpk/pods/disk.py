@@ -39,7 +39,7 @@ def _volumes(pod: v1.Pod) -> list[records.DiskLimit]:
 def _pod(pod: v1.Pod) -> list[records.DiskLimit]:
     if not any(NAME in container.resources.limits for container in pod.all_containers):
         return []
-    total = resources.effective(pod, _limit)
+    total = resources.peak(pod, _limit)
     message = f"Pod ephemeral local storage usage exceeds the total limit of containers {quantity.text(total)}. "
     return [{"kind": "pod", "name": "", "bytes": quantity.ceiling(total), "message": message}]
 

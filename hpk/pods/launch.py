@@ -15,7 +15,7 @@ import structlog
 
 from hpk import errors, jobdir
 from hpk.kube import v1
-from hpk.pods import admit, gate, prepare, submit
+from hpk.pods import admit, fit, gate, prepare, submit
 
 if TYPE_CHECKING:
     from hpk import records
@@ -134,7 +134,7 @@ class Launch:
         if raw is None:
             return
         cluster = self._s.cluster()
-        admit.admit(raw, cluster=cluster)
+        fit.check(admit.admit(raw, cluster=cluster), cluster)
         self.lanes = gate.keys(pod, cluster.flags)
         self._s.gate.check(self.uid, self.lanes)
         try:

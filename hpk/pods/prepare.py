@@ -18,7 +18,7 @@ import msgspec
 
 from hpk import errors, jobdir
 from hpk.images import reference
-from hpk.pods import admit, model, script, translate
+from hpk.pods import admit, model, runtime, script, translate
 from hpk.slurm import parse
 from hpk.volumes import plan as volume_plan
 from hpk.volumes import sources
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 FIRST_PULL_PAUSE_SECONDS = 10.0
 LONGEST_PULL_PAUSE_SECONDS = 300.0
 CONFIG_PAUSE_SECONDS = 2.0
+RUNTIME_PAUSE_SECONDS = 15.0
 SHOW_ERROR_SECONDS = 1.0
 """How long a container says ErrImagePull before it says ImagePullBackOff."""
 
@@ -111,6 +112,9 @@ class Preparer:
             errors.PodRefused: The pod cannot be honoured at all.
             errors.ApiUnavailable: The API server is away.
         """
+        if (trouble := runtime.trouble(pod, cluster)) is not None:
+            self._recorder.tell(pod, "Warning", "FailedCreatePodSandBox", trouble)
+            raise NotReady({}, seconds=RUNTIME_PAUSE_SECONDS)
         fetching = asyncio.ensure_future(self._fetch(pod))
         try:
             # Pull secrets must be there before the images are; otherwise the two need not wait for each other.

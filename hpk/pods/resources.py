@@ -39,25 +39,41 @@ class Request:
 
 
 def request(pod: v1.Pod) -> Request:
-    """The pod's effective request, ready for sbatch."""
-    memory = effective(pod, lambda c: _amount(c, "memory", is_limit_first=True))
+    """Return the pod's effective request, ready for sbatch; with the overhead that its RuntimeClass declares."""
+    memory = peak(pod, lambda c: _amount(c, "memory", is_limit_first=True))
     return Request(
-        cpus=max(1, quantity.ceiling(effective(pod, lambda c: _amount(c, "cpu", is_limit_first=False)))),
-        memory_bytes=quantity.ceiling(memory) + OVERHEAD_BYTES if memory else None,
-        gpus=quantity.ceiling(effective(pod, lambda c: _amount(c, GPU, is_limit_first=True))),
+        cpus=max(1, quantity.ceiling(effective(pod, "cpu"))),
+        # A RuntimeClass's overhead alone names no memory for the containers.
+        memory_bytes=quantity.ceiling(memory + _overhead(pod, "memory")) + OVERHEAD_BYTES if memory else None,
+        gpus=quantity.ceiling(peak(pod, lambda c: _amount(c, GPU, is_limit_first=True))),
     )
 
 
-def effective(pod: v1.Pod, amount: Callable[[v1.Container], Decimal]) -> Decimal:
-    """The pod's effective request of what ``amount`` says of one container."""
-    sidecars, peak = Decimal(0), Decimal(0)
+def effective(pod: v1.Pod, name: str) -> Decimal:
+    """Return how much of a resource the pod requests; a limit counts where no request is."""
+    return peak(pod, lambda c: _amount(c, name, is_limit_first=False)) + _overhead(pod, name)
+
+
+def names(pod: v1.Pod) -> set[str]:
+    """Return the resources that the pod names."""
+    parts = [part for c in pod.all_containers for part in (c.resources.requests, c.resources.limits)]
+    return {name for part in (*parts, pod.spec.overhead) for name in part}
+
+
+def peak(pod: v1.Pod, amount: Callable[[v1.Container], Decimal]) -> Decimal:
+    """Return the most that the pod's containers take at a time of what ``amount`` says of one."""
+    sidecars, most = Decimal(0), Decimal(0)
     for container in pod.spec.init_containers:
         if container.restart_policy == "Always":
             sidecars += amount(container)
-            peak = max(peak, sidecars)
+            most = max(most, sidecars)
         else:
-            peak = max(peak, sidecars + amount(container))
-    return max(peak, sidecars + sum((amount(c) for c in pod.spec.containers), Decimal(0)))
+            most = max(most, sidecars + amount(container))
+    return max(most, sidecars + sum((amount(c) for c in pod.spec.containers), Decimal(0)))
+
+
+def _overhead(pod: v1.Pod, name: str) -> Decimal:
+    return quantity.parse(pod.spec.overhead.get(name, 0))
 
 
 def _amount(container: v1.Container, name: str, *, is_limit_first: bool) -> Decimal:

@@ -1,4 +1,4 @@
-"""What the admission webhook answers: the worker's own decisions, told to whoever creates the object.
+"""What the admission webhook answers: the worker's and the binder's own decisions, told to whoever makes an object.
 
 From memory alone: the API server waits, and a kubelet under load must not ask Slurm for each pod.
 """
@@ -8,27 +8,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
-from hpk.pods import admit, gate
+from hpk.pods import admit, bind, fit, gate, runtime, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hpk.kube import v1
+    from hpk.pods import occupants
+
 Object = dict[str, Any]
+RESIZE = (
+    "pods cannot be resized: a Slurm job's CPUs and memory are fixed once it is submitted; create the pod anew with "
+    "other resources"
+)
 
 
 class Reviews:
     """Decides about pods, and warns about what makes pods."""
 
-    def __init__(self, *, cluster: Callable[[], admit.Cluster], gate: gate.Gate) -> None:
-        self._cluster, self._gate = cluster, gate
+    def __init__(
+        self, *, cluster: Callable[[], admit.Cluster], gate: gate.Gate, others: occupants.Occupants | None = None
+    ) -> None:
+        self._cluster, self._gate, self._others = cluster, gate, others
 
-    def review(self, kind: str, raw: Object, *, old: Object | None = None) -> tuple[str | None, list[str]]:
-        """Why the object must not be created (None: it may), and what its creator should know all the same.
+    def review(
+        self, kind: str, raw: Object, *, old: Object | None = None, part: str = ""
+    ) -> tuple[str | None, list[str]]:
+        """Return why the object must not be so (None: it may), and what its maker should know all the same.
 
-        With ``old`` it is changed: of a pod, ephemeral containers are added.
+        Args:
+            kind: Of the object.
+            raw: The object as it shall be.
+            old: As it is; None if it is created.
+            part: The subresource through which it is changed; empty for the object itself.
         """
         if kind == "Pod":
-            return self._pod(raw) if old is None else (self._ephemeral(raw, old), [])
+            return self._pod(raw) if old is None else (self._change(raw, old, part), [])
         if any(owner.get("controller") for owner in raw["metadata"].get("ownerReferences") or ()):
             return None, []  # who applied what made it has been told
         return None, self._template(kind, raw)
@@ -37,16 +52,44 @@ class Reviews:
         cluster = self._cluster()
         try:
             pod = admit.admit(raw, cluster=cluster)
+            if pod.spec.node_name:
+                fit.check(pod, cluster)
         except errors.PodRefused as error:
             return str(error), []
         doubt = admit.doubt(pod, cluster)
         if gate.controller(pod) is None:
-            return None, [doubt] if doubt else []
+            return None, [*([doubt] if doubt else []), *self._waits(pod, cluster)]
         # A controller would replace the pod that sbatch refuses, without end; refused here, it takes its time.
         return doubt or self._gate.denial(gate.keys(pod, cluster.flags)), []
 
+    def _waits(self, pod: v1.Pod, cluster: admit.Cluster) -> list[str]:
+        """Return what will keep a pod from running, though it may exist."""
+        found = []
+        if pod.spec.scheduling_gates:
+            return []  # who set them knows
+        if pod.spec.scheduler_name not in {"", bind.SCHEDULER}:
+            found.append(bind.other_scheduler(pod))
+        elif not pod.spec.node_name and self._others is not None:
+            hindrance = schedule.hindrance(pod, cluster, schedule.Surroundings(others=self._others))
+            found += [f"the pod stays Pending for now: {hindrance.message}"] if hindrance else []
+        missing = runtime.trouble(pod, cluster)
+        return [*found, *([f"the pod stays Pending for now: {missing}"] if missing else [])]
+
+    def _change(self, raw: Object, old: Object, part: str) -> str | None:
+        if part == "resize":
+            return RESIZE if _resources(raw) != _resources(old) else None
+        if part == "ephemeralcontainers":
+            return self._ephemeral(raw, old)
+        if old["spec"].get("nodeName"):
+            return _of_bound(raw, old)
+        try:
+            admit.admit(raw, cluster=self._cluster())  # gates, selectors and annotations may still change
+        except errors.PodRefused as error:
+            return str(error) if _is_worse(str(error), old, self._cluster()) else None
+        return None
+
     def _ephemeral(self, raw: Object, old: Object) -> str | None:
-        """About new ones only: those that are there cannot be taken away."""
+        """Return why new ones are refused: those that are there cannot be taken away."""
         there = {container["name"] for container in old["spec"].get("ephemeralContainers") or ()}
         refused = admit.refused(raw, cluster=self._cluster())
         return "; ".join(why for name, why in refused.items() if name not in there) or None
@@ -57,10 +100,40 @@ class Reviews:
         if not template:
             return []
         meta = {**(template.get("metadata") or {}), "name": raw["metadata"]["name"]}
-        pod = {"metadata": {**meta, "namespace": raw["metadata"]["namespace"]}, "spec": template["spec"]}
+        made = {"metadata": {**meta, "namespace": raw["metadata"]["namespace"]}, "spec": template["spec"]}
         cluster = self._cluster()
         try:
-            problem = admit.doubt(admit.admit(pod, cluster=cluster), cluster)
+            pod = admit.admit(made, cluster=cluster)
         except errors.PodRefused as error:
-            problem = str(error)
-        return [f"pods of this {kind} will be refused: {problem}"] if problem else []
+            return [f"pods of this {kind} will be refused: {error}"]
+        doubt = admit.doubt(pod, cluster)
+        if doubt:
+            return [f"pods of this {kind} will be refused: {doubt}"]
+        return [f"pods of this {kind}: {text}" for text in self._waits(pod, cluster)]
+
+
+def _of_bound(raw: Object, old: Object) -> str | None:
+    """Return why a pod on the node cannot be changed so: its job has been made from what it was."""
+    for key in (*admit.FLAGS, *admit.MPI_FLAGS):
+        before, after = (one["metadata"].get("annotations", {}).get(key) for one in (old, raw))
+        if before != after:
+            return (
+                f"annotation {key} cannot be changed now: the pod's Slurm job is made from what it was; delete the pod "
+                "and create it anew"
+            )
+    return None
+
+
+def _is_worse(problem: str, old: Object, cluster: admit.Cluster) -> bool:
+    """Return whether a change brings the problem: one that was there before holds no label or finalizer up."""
+    try:
+        admit.admit(old, cluster=cluster)
+    except errors.PodRefused as error:
+        return str(error) != problem
+    return True
+
+
+def _resources(raw: Object) -> list[tuple[str, Any]]:
+    spec = raw["spec"]
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    return [("", spec.get("resources")), *((c["name"], c.get("resources")) for c in containers)]

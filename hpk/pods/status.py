@@ -122,11 +122,14 @@ def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
         made["containerID"] = _container_id(record["container_id"])
         if record["last_terminated"]:
             made["lastState"] = {"terminated": _terminated(record["last_terminated"])}
-    return _as_lost(made, facts) if facts.is_over else made
+    made = _as_lost(made, facts) if facts.is_over else made
+    if container in pod.spec.init_containers and not _is_sidecar(container) and "terminated" in made["state"]:
+        made["ready"] = made["state"]["terminated"]["exitCode"] == 0  # also when the pod is over, as the kubelet says
+    return made
 
 
 def _ephemeral(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
-    """As another, but it is neither ready nor started: nothing waits for it."""
+    """Return the status of an ephemeral container; it is neither ready nor started, for nothing waits for it."""
     made = _container(pod, container, facts)
     if made["state"].get("waiting", {}).get("reason") == "PodInitializing":
         made["state"]["waiting"]["reason"] = "ContainerCreating"
@@ -134,14 +137,10 @@ def _ephemeral(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
 
 
 def _first_wait(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
+    """Return why a container has not been started; in a pod with init containers all wait as PodInitializing."""
     reason, message = facts.waiting.get(container.name, ("", ""))
-    is_behind_init = pod.spec.init_containers and container.name != pod.spec.init_containers[0].name
-    return _without_empty(
-        {
-            "reason": reason or ("PodInitializing" if is_behind_init else "ContainerCreating"),
-            "message": message,
-        }
-    )
+    default = "PodInitializing" if pod.spec.init_containers else "ContainerCreating"
+    return _without_empty({"reason": reason or default, "message": message})
 
 
 def _state(record: records.ContainerRecord) -> dict[str, Any]:
@@ -349,10 +348,13 @@ def _conditions(
     is_ready = not unready and phase == "Running"
     told = ("", "") if is_ready else (ended, "") if ended else ("ContainersNotReady", not_ready)
     has_sandbox = bool(facts.report and facts.report["pod_ip"] and not facts.is_over)
+    closed = _closed_gates(pod) if is_ready else ""
     found = [
         _condition("PodReadyToStartContainers", has_sandbox),
         _initialized(pod, statuses, phase=phase),
-        _condition("Ready", is_ready and not _gates(pod), *(_gates(pod) if is_ready and _gates(pod) else told)),
+        _condition("Ready", False, "ReadinessGatesNotReady", closed)
+        if closed
+        else _condition("Ready", is_ready, *told),
         _condition("ContainersReady", is_ready, *told),
         _condition("PodScheduled", True),
     ]
@@ -364,9 +366,16 @@ def _conditions(
     return found
 
 
-def _gates(pod: v1.Pod) -> tuple[str, str] | tuple[()]:
-    names = [gate["conditionType"] for gate in pod.spec.readiness_gates]
-    return ("ReadinessGatesNotReady", f"the status of pod readiness gates {names} is not True") if names else ()
+def _closed_gates(pod: v1.Pod) -> str:
+    """Return which readiness gates are not True, in the words of GeneratePodReadyCondition; empty if all are."""
+    have = {condition.type: condition.status for condition in pod.status.conditions}
+    texts = []
+    for name in (gate.condition_type for gate in pod.spec.readiness_gates):
+        if name not in have:
+            texts.append(f'corresponding condition of pod readiness gate "{name}" does not exist.')
+        elif have[name] != "True":
+            texts.append(f'the status of pod readiness gate "{name}" is not "True", but {have[name]}')
+    return ", ".join(texts)
 
 
 def _condition(kind: str, value: bool, reason: str = "", message: str = "") -> dict[str, Any]:  # noqa: FBT001 - is the value

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from hpk import errors, jobdir
 from hpk.kube import quantity, v1
 from hpk.pods import admit, disk, environment, model, resources
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from hpk import records
     from hpk.images import image as images
+    from hpk.kube import handlers
     from hpk.network import sandbox
     from hpk.volumes import sources
 
@@ -92,9 +95,8 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
     Raises:
         volume_plan.SourceMissing: A volume lacks its ConfigMap or Secret.
         ContainerConfigError: A container lacks one, or would run as root against its will.
-        errors.PodRefused: It asks for a port of the compute node, which a network of its own does not give.
+        errors.PodRefused: A reference names something that does not exist.
     """
-    _check_host_ports(pod, site)
     deadline = pod.spec.active_deadline_seconds
     containers = [container_plan(pod, c, site=site, cluster=cluster, found=found) for c in pod.all_containers]
     plan: records.PodPlan = {
@@ -125,13 +127,6 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
 def network(pod: v1.Pod, site: Site) -> str:
     """The pod's network mode."""
     return "host" if pod.spec.host_network else site.network
-
-
-def _check_host_ports(pod: v1.Pod, site: Site) -> None:
-    """On the host's network a port is the host's already; nothing forwards one into a pod's own network."""
-    named = [f"{c.name}: hostPort {port.host_port}" for c in pod.all_containers for port in c.ports if port.host_port]
-    if named and network(pod, site) != "host":
-        raise errors.PodRefused(f"container {', '.join(named)} is not supported (hostNetwork: true is)")
 
 
 def container_plan(
@@ -168,15 +163,15 @@ def container_plan(
         "restart_policy": "Never" if isinstance(container, v1.EphemeralContainer) else container.restart_policy,
         "termination_message_path": container.termination_message_path,
         "termination_message_policy": container.termination_message_policy,
-        "stop_signal": (container.lifecycle or {}).get("stopSignal") or image.config.stop_signal or "SIGTERM",
+        "stop_signal": _stop_signal(container, image),
         "gpu": bool(container.resources.limits.get(resources.GPU)),
         "tty": container.tty,
         "stdin": container.stdin,
         "stdin_once": container.stdin_once,
-        "liveness_probe": container.liveness_probe,
-        "readiness_probe": container.readiness_probe,
-        "startup_probe": container.startup_probe,
-        "lifecycle": container.lifecycle,
+        "liveness_probe": _raw(container.liveness_probe),
+        "readiness_probe": _raw(container.readiness_probe),
+        "startup_probe": _raw(container.startup_probe),
+        "lifecycle": _raw(container.lifecycle),
         "memory_limit": _memory_limit(container),
         "ports": {port.name: port.container_port for port in container.ports if port.name},
     }
@@ -191,6 +186,17 @@ def _kind(pod: v1.Pod, container: v1.Container) -> Literal["init", "sidecar", "a
     if container in pod.spec.init_containers:
         return "sidecar" if container.restart_policy == "Always" else "init"
     return "app"
+
+
+def _stop_signal(container: v1.Container, image: images.Image) -> str:
+    given = container.lifecycle.stop_signal if container.lifecycle else ""
+    return given or image.config.stop_signal or "SIGTERM"
+
+
+def _raw(part: handlers.Probe | handlers.Lifecycle | None) -> dict[str, Any] | None:
+    """Return a probe or hooks as the API has them: what was not given is not there."""
+    raw: dict[str, Any] | None = msgspec.to_builtins(part)
+    return raw
 
 
 def _memory_limit(container: v1.Container) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from hpk.kube import informer
-from hpk.pods import queue, status, worker
+from hpk.pods import occupants, queue, status, worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,6 +29,7 @@ class Pods:
 
     def __init__(self, kube: client.Kube, *, node: str) -> None:
         self.queue = queue.Queue(self._round)
+        self.occupants = occupants.Occupants()
         query = {"fieldSelector": f"spec.nodeName={node}"}
         self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self._changed)
         self._workers: dict[str, worker.Worker] = {}
@@ -50,6 +51,7 @@ class Pods:
         raw = self.informer.objects.get(uid)
         if raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL:
             self.informer.objects[uid] = trimmed(raw)
+        self.occupants.update(uid, raw)
         self.mark(uid)
 
     def listen(self, uid: str) -> tuple[asyncio.Event, Callable[[], None]]:

@@ -15,7 +15,7 @@ from hpk import errors
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hpk.kube import client, v1
+    from hpk.kube import client, selectors, v1
 
 PATH = "/apis/certificates.k8s.io/v1/clustertrustbundles"
 CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----\s*([A-Za-z0-9+/=\s]+?)\s*-----END CERTIFICATE-----")
@@ -37,7 +37,7 @@ def key(source: v1.TrustBundleSource) -> Key:
     return Key(source.name, source.signer_name, None if selector is None else _text(selector))
 
 
-def _text(selector: v1.LabelSelector) -> str:
+def _text(selector: selectors.LabelSelector) -> str:
     """Return a label selector as the API's query parameter has it."""
     parts = [f"{label}={value}" for label, value in sorted(selector.match_labels.items())]
     for one in selector.match_expressions:

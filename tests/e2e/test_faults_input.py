@@ -94,8 +94,6 @@ IMAGES = {
             pods.pod("partition", flags="-p nosuch"),
             r"invalid partition specified: nosuch.*\(known: main, gpu",
         ),
-        ("cpus", pods.pod("cpus", container={"resources": {"requests": {"cpu": "999"}}}), r"cpu, requested: 999"),
-        ("memory", pods.pod("memory", container={"resources": {"limits": {"memory": "9Ti"}}}), r"memory, requested"),
         ("feature", pods.pod("feature", flags="--constraint=nosuch"), r"Invalid feature specification"),
         ("node", pods.pod("node", flags="--nodelist=nosuch"), r"(?i)invalid node name"),
         ("field", pods.pod("field", hostPID=True), r"spec\.hostPID is not supported"),
@@ -112,6 +110,26 @@ def test_what_cannot_be_had_is_refused_by_name(
         reason = space.get("pod", name)["status"]["reason"]
         assert f" {reason} " in space.kubectl("get", "pod", name, "--no-headers")
     assert re.search(expected, told, re.DOTALL), told
+
+
+def test_what_the_node_lacks_is_waited_for_by_name(space: conftest.Namespace) -> None:
+    """No job, no failure: kubectl apply warns, kubectl describe says why, and the pod runs when the node has it."""
+    large = {"resources": {"requests": {"cpu": "999"}, "limits": {"memory": "9Ti"}}}
+    space.apply(pods.pod("large", container=large))
+    label = f"hpk.example/{space.name}"
+    choosy = pods.pod("choosy", nodeSelector={label: "yes"}).replace("${REGISTRY}", cluster.REGISTRY).encode()
+    done = cluster.run("kubectl", "-n", space.name, "apply", "-f", "-", stdin=choosy)
+    assert b"Warning: the pod stays Pending for now: 0/1 nodes are available: 1 node(s) didn't match" in done.stderr
+    for name, words in (("large", "1 Insufficient cpu, 1 Insufficient memory"), ("choosy", "node affinity/selector")):
+        space.kubectl("wait", f"pod/{name}", "--for=condition=PodScheduled=false", "--timeout=30s")
+        assert words in space.get("pod", name)["status"]["conditions"][0]["message"]
+        until(lambda name=name: "FailedScheduling" in space.events(name))  # type: ignore[misc]
+        assert conftest.jobs_of(space.get("pod", name)["metadata"]["uid"]) == []
+    space.kubectl("label", "node", "hpk", f"{label}=yes")
+    try:
+        assert pods.ended(space, "choosy") == "Succeeded"
+    finally:
+        space.kubectl("label", "node", "hpk", f"{label}-")
 
 
 def test_a_command_that_does_not_exist_says_which(space: conftest.Namespace) -> None:

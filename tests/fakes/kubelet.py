@@ -71,11 +71,11 @@ class Reviews:
     """Refuses pods that are called bad, warns of others, and breaks on those that are called ugly."""
 
     def review(
-        self, kind: str, raw: dict[str, Any], *, old: dict[str, Any] | None = None
+        self, kind: str, raw: dict[str, Any], *, old: dict[str, Any] | None = None, part: str = ""
     ) -> tuple[str | None, list[str]]:
         """As :class:`hpk.node.reviewer.Reviewer`."""
         if old is not None:
-            return "no such change", []
+            return f"no such change of {part or 'it'}", []
         if raw["metadata"]["name"] == "ugly":
             raise RuntimeError(kind)
         return ("no such thing", []) if raw["metadata"]["name"] == "bad" else (None, [f"a {kind}"])

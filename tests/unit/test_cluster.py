@@ -101,3 +101,33 @@ async def test_slurms_own_patience_is_taken_where_it_says() -> None:
     assert await make(slurm).kill_wait_seconds() == 7
     slurm.error = errors.SlurmUnavailable("away")
     assert await make(slurm).kill_wait_seconds() == cluster.DEFAULT_KILL_WAIT_SECONDS
+
+
+async def test_what_others_have_set_on_the_node_is_taken_from_the_api_server() -> None:
+    """Labels, taints, the cordon and resources; our own labels are there before the node is."""
+    made = make(FakeSlurm())
+    assert made.for_binder() is None
+    raw = {
+        "metadata": {"name": "hpk", "labels": {"disk": "ssd"}},
+        "spec": {"unschedulable": True, "taints": [{"key": "k", "effect": "NoSchedule"}]},
+        "status": {"capacity": {"example.com/fpga": "2", "cpu": "8", "pods": "9"}, "allocatable": {"cpu": "8"}},
+    }
+    made.node_object = lambda: raw
+    found = made.for_binder()
+    assert found is not None
+    assert (found.labels["disk"], found.labels["kubernetes.io/os"]) == ("ssd", "linux")
+    assert (found.is_unschedulable, [taint.key for taint in found.taints]) == (True, ["k"])
+    assert found.extended == {"example.com/fpga": Decimal(2)}
+
+
+async def test_who_waits_for_slurm_to_have_more_hears_of_it() -> None:
+    """Only when its answer is another."""
+    slurm, heard = FakeSlurm(), list[int]()
+    made = make(slurm)
+    made.on_change = lambda: heard.append(1)
+    await made.refresh()
+    await made.refresh()
+    assert len(heard) == 1
+    slurm.answer = dataclasses.replace(slurm.answer, cpus=16)
+    await made.refresh()
+    assert len(heard) == 2

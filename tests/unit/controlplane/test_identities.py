@@ -121,11 +121,11 @@ def test_a_new_start_keeps_authorities_and_changes_the_rest(made: layout.Layout)
 
 
 def test_the_binder_may_bind_and_little_else() -> None:
-    """Its role has no verb that changes a pod but binding, and no secrets."""
+    """Its role has no verb that changes a pod but binding and to say why it waits, and no secrets."""
     roles = [body for path, body in bootstrap.objects() if path.endswith("/clusterroles/hpk:binder")]
     (rules,) = [role["rules"] for role in roles]
     granted = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
     assert ("pods/binding", "create") in granted
     writes = {(resource, verb) for resource, verb in granted if verb not in {"get", "list", "watch"}}
-    assert {resource for resource, _ in writes} == {"pods/binding", "bindings", "events"}
+    assert {resource for resource, _ in writes} == {"pods/binding", "bindings", "pods/status", "events"}
     assert not any("*" in part for pair in granted for part in pair)

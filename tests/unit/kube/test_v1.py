@@ -1,11 +1,8 @@
-"""The typed view of a pod keeps what HPK honours, and names the rest."""
+"""The typed view of a pod keeps what HPK honours."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import msgspec
-import pytest
 
 from hpk.kube import v1
 
@@ -13,42 +10,6 @@ from hpk.kube import v1
 def spec(**fields: Any) -> dict[str, Any]:
     """A raw spec of one container."""
     return {"containers": [{"name": "c", "image": "i"}], **fields}
-
-
-@pytest.mark.parametrize(
-    ("raw", "paths"),
-    [
-        (spec(), []),
-        (spec(hostPID=True, hostIPC=False), ["spec.hostPID"]),
-        (spec(volumes=[{"name": "a", "emptyDir": {}}, {"name": "b", "nfs": {"server": "x"}}]), ["spec.volumes[1].nfs"]),
-        (
-            {"containers": [{"name": "c", "securityContext": {"procMount": "Unmasked"}, "volumeDevices": [{}]}]},
-            ["spec.containers[0].volumeDevices", "spec.containers[0].securityContext.procMount"],
-        ),
-        (spec(securityContext={"sysctls": [{"name": "a"}]}), ["spec.securityContext.sysctls"]),
-        (
-            {"containers": [{"name": "c", "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"key": "k"}}}]}]},
-            ["spec.containers[0].env[0].valueFrom.fileKeyRef"],
-        ),
-    ],
-)
-def test_every_set_field_beyond_the_model_is_named(raw: dict[str, Any], paths: list[str]) -> None:
-    """By its path, at any depth; what is false or empty asks for nothing."""
-    assert v1.unsupported(raw) == paths
-
-
-@pytest.mark.parametrize("empty", [None, False, 0, "", [], {}])
-def test_an_unknown_field_that_asks_for_nothing_is_not_named(empty: Any) -> None:
-    """The API server fills in such defaults itself."""
-    assert v1.unsupported(spec(someday=empty)) == []
-
-
-def test_the_models_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second pod costs no look at the structs: thousands are admitted at a time."""
-    raw = spec(volumes=[{"name": "a", "emptyDir": {}}, {"name": "b", "nfs": {"server": "x"}}])
-    first = v1.unsupported(raw)
-    monkeypatch.setattr(msgspec.structs, "fields", None)
-    assert v1.unsupported(raw) == first == ["spec.volumes[1].nfs"]
 
 
 def test_a_pod_is_read_by_the_apis_names() -> None:

@@ -302,10 +302,10 @@ async def test_reviews_are_answered_as_the_api_server_wants(world: World, name: 
 async def test_a_change_is_reviewed_with_what_it_replaces(world: World) -> None:
     """Of a pod that gets an ephemeral container both are needed."""
     asked = review_of("good")
-    asked["request"]["oldObject"] = asked["request"]["object"]
+    asked["request"] |= {"oldObject": asked["request"]["object"], "subResource": "resize"}
     async with world.apiserver().post("/admission", json=asked) as answer:
         made = await answer.json()
-    assert made["response"]["status"]["message"] == "no such change"
+    assert made["response"]["status"]["message"] == "no such change of resize"
 
 
 async def test_only_the_api_server_may_ask_for_a_review(world: World) -> None:

@@ -46,13 +46,16 @@ def refusal(pod: Any) -> errors.PodRefused:
         (raw(annotations={"slurm-job.hpk.io/mpi": "x"}), "slurm-job.hpk.io/mpi is not known"),
         (raw(annotations={"slurm.hpk.io/flags": "-p 'main"}), "slurm.hpk.io/flags"),
         (raw(annotations={"slurm.hpk.io/flags": "--wrap=x"}), "--wrap"),
-        (raw(os={"name": "windows"}), "spec.os.name: windows"),
+        (raw(os={"name": "windows"}), "spec.os.name: windows is not supported (the nodes run Linux)"),
         (
-            raw(
-                affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "x"}]}}
-            ),
-            "podAntiAffinity",
+            raw({"volumeMounts": [{"name": "m", "mountPath": "/m", "mountPropagation": "Bidirectional"}]}),
+            "Bidirectional",
         ),
+        (raw(volumes=[{"name": "d", "emptyDir": {"medium": "HugePages-2Mi"}}]), "emptyDir.medium: HugePages-2Mi"),
+        (raw(securityContext={"supplementalGroupsPolicy": "Strict"}), "supplementalGroupsPolicy: Strict"),
+        (raw({"livenessProbe": {"grpc": {"port": 1, "mode": "TLS"}}}), "spec.containers[0].livenessProbe.grpc.mode"),
+        (raw({"lifecycle": {"preStop": {"exec": {"shell": "x"}}}}), "spec.containers[0].lifecycle.preStop.exec.shell"),
+        (raw({"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}}}), "appArmorProfile.type"),
         (raw({"volumeMounts": [{"name": "nope", "mountPath": "/x"}]}), "'nope' has no volume"),
     ],
 )
@@ -124,18 +127,44 @@ def test_what_can_be_given_is_admitted(pod: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pod", "reason"),
+    "spec",
     [
-        (raw({"resources": {"requests": {"cpu": "9"}}}), "OutOfcpu"),
-        (raw({"resources": {"limits": {"memory": "17Gi"}}}), "OutOfmemory"),
-        (raw({"resources": {"limits": {"nvidia.com/gpu": 3}}}), "OutOfnvidia.com/gpu"),
-        (raw({"resources": {"limits": {"example.com/fpga": 1}}}), "OutOfexample.com/fpga"),
-        (raw(nodeSelector={"kubernetes.io/os": "windows"}), "NodeAffinity"),
+        {"securityContext": {"seLinuxOptions": {"level": "s0:c1"}, "supplementalGroupsPolicy": "Merge"}},
+        {"securityContext": {"fsGroupChangePolicy": "OnRootMismatch", "appArmorProfile": {"type": "Unconfined"}}},
+        {"schedulingGates": [{"name": "example.com/quota"}]},
+        {"runtimeClassName": "any", "overhead": {"cpu": "10m"}},
+        {"hostUsers": False, "priority": 7, "priorityClassName": "high", "preemptionPolicy": "Never"},
+        {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "x"}]}}},
+        {"nodeSelector": {"disk": "ssd"}},
     ],
 )
-def test_what_the_whole_cluster_never_has_is_refused_with_the_kubelets_reason(pod: Any, reason: str) -> None:
-    """A request beyond the cluster would wait in the queue for ever."""
-    assert refusal(pod).reason == reason
+def test_what_has_nothing_to_do_here_or_has_to_wait_is_admitted(spec: dict[str, Any]) -> None:
+    """As a kubelet takes it on a machine without SELinux, AppArmor and block devices."""
+    container = {
+        "volumeMounts": [{"name": "d", "mountPath": "/d", "recursiveReadOnly": "Disabled", "mountPropagation": "None"}],
+        "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}],
+        "resources": {"requests": {"cpu": "9"}},
+        "securityContext": {"procMount": "Default", "seLinuxOptions": {"type": "x_t"}},
+    }
+    admit.admit(raw(container, volumes=[{"name": "d", "emptyDir": {}}], **spec), cluster=CLUSTER)
+
+
+def test_selinux_options_are_refused_where_the_kernel_would_heed_them() -> None:
+    """A job's processes have the label that Slurm's daemon gave them."""
+    labelled = dataclasses.replace(CLUSTER, has_selinux=True)
+    pod = raw({"securityContext": {"seLinuxOptions": {"type": "x_t"}}}, securityContext={"seLinuxOptions": {}})
+    with pytest.raises(errors.PodRefused, match=r"^container c: securityContext\.seLinuxOptions is not supported"):
+        admit.admit(pod, cluster=labelled)
+
+
+def test_a_host_port_is_refused_where_the_pod_has_a_network_of_its_own() -> None:
+    """Nothing forwards it; on the host's network it is the same port."""
+    ports = {"ports": [{"containerPort": 80, "hostPort": 8080}]}
+    own = dataclasses.replace(CLUSTER, network="flannel")
+    with pytest.raises(errors.PodRefused, match="c: hostPort 8080"):
+        admit.admit(raw(ports), cluster=own)
+    admit.admit(raw(ports, hostNetwork=True), cluster=own)
+    admit.admit(raw(ports), cluster=dataclasses.replace(own, network="host"))
 
 
 def test_the_first_spelling_of_the_flags_counts() -> None:

@@ -1,21 +1,26 @@
-"""Every pod that waits for the default scheduler is bound to the one node, once."""
+"""Every pod that may go to the node is bound to it, once; what hinders the others is told on them."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpk import errors
 from hpk.aio import backoff
-from hpk.pods import bind, events
+from hpk.kube import v1
+from hpk.pods import admit, bind, events, occupants
 from tests.fakes import kube
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 PODS = "/api/v1/namespaces/ns/pods"
+CLUSTER = admit.Cluster(name="hpk", labels={"kubernetes.io/hostname": "hpk"}, allocatable={"pods": Decimal(2)})
 
 
 class World:
@@ -27,13 +32,49 @@ class World:
         self.told: list[str] = []
         recorder = events.Recorder(client, component=bind.SCHEDULER, host="hpk")
         recorder.tell = lambda _pod, _kind, reason, *_, **__: self.told.append(reason)  # type: ignore[method-assign]
-        self.binder = bind.Binder(client, node="hpk", recorder=recorder)
+        self.cluster: admit.Cluster | None = CLUSTER
+        self.others = occupants.Occupants()
+        self.binder = bind.Binder(
+            client, node="hpk", recorder=recorder, cluster=lambda: self.cluster, others=self.others
+        )
 
     def create(self, name: str, **spec: Any) -> None:
         """A pod that waits; its binding answers as the API server does."""
         waiting = {"schedulerName": "default-scheduler", "containers": [{"name": "c", "image": "i"}], **spec}
-        self.api.reactions[f"{PODS}/{name}/binding"] = lambda _body: {}
-        self.api.put(f"{PODS}/{name}", {"metadata": {"name": name, "namespace": "ns"}, "spec": waiting})
+        self.api.reactions[f"{PODS}/{name}/binding"] = lambda _body: self._bound(name)
+        meta = {"name": name, "namespace": "ns", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        self.api.put(f"{PODS}/{name}", {"metadata": meta, "spec": waiting})
+
+    def _bound(self, name: str) -> dict[str, Any]:
+        """The pod is on the node, and the kubelet's watch has seen it."""
+        raw = self.api.peek(f"{PODS}/{name}")
+        raw["spec"]["nodeName"] = "hpk"
+        self.api.put(f"{PODS}/{name}", raw)
+        self.others.update(raw["metadata"]["uid"], raw)
+        return {}
+
+    def change(self, **changes: Any) -> None:
+        """Make the node, or what Slurm has, another."""
+        self.cluster = dataclasses.replace(CLUSTER, **changes)
+        self.binder.retry()
+
+    def end(self, name: str) -> None:
+        """The pod is over."""
+        raw = self.api.peek(f"{PODS}/{name}")
+        self.others.update(raw["metadata"]["uid"], {**raw, "status": {"phase": "Succeeded"}})
+
+    def bound(self) -> list[str]:
+        """The names of pods whose binding was asked for."""
+        return [call.path.split("/")[-2] for call in self.bindings()]
+
+    def conditions(self, name: str) -> list[dict[str, Any]]:
+        """The pod's conditions."""
+        found: list[dict[str, Any]] = self.api.peek(f"{PODS}/{name}").get("status", {}).get("conditions", [])
+        return found
+
+    def is_idle(self) -> bool:
+        """Whether no round runs and none is wanted."""
+        return not self.binder.queue._tasks and not self.binder.queue._dirty
 
     def bindings(self) -> list[kube.Call]:
         """The bindings that were asked for."""
@@ -71,8 +112,9 @@ async def test_a_gated_pod_and_another_schedulers_pod_wait(world: World) -> None
     world.create("gated", schedulingGates=[{"name": "x"}])
     world.create("other", schedulerName="mine")
     world.create("p")
-    await world.until(lambda: bool(world.bindings()) and not world.binder.queue._tasks)
-    assert [call.path for call in world.bindings()] == [f"{PODS}/p/binding"]
+    await world.until(lambda: bool(world.bindings()) and world.is_idle())
+    assert world.bound() == ["p"]
+    assert sorted(world.told) == ["FailedScheduling", "Scheduled"]  # the former of the other scheduler's
 
 
 @pytest.mark.parametrize("error", [errors.NotFound("gone"), errors.Conflict("bound already")])
@@ -80,8 +122,8 @@ async def test_a_pod_that_is_gone_or_bound_is_left_alone(world: World, error: er
     """Nothing is told, and nothing tried again."""
     world.api.fail(error, path=f"{PODS}/p/binding")
     world.create("p")
-    await world.until(lambda: bool(world.bindings()) and not world.binder.queue._tasks)
-    assert (world.told, world.binder.queue._timers) == ([], {})
+    await world.until(lambda: bool(world.bindings()) and world.is_idle())
+    assert (world.told, world.binder.queue._timers, len(world.others)) == ([], {}, 0)
 
 
 async def test_a_refused_binding_is_told_and_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,3 +151,54 @@ async def test_refused_bindings_are_tried_with_growing_pauses(world: World, monk
     await world.until(lambda: "Scheduled" in world.told)
     assert [pause for pause in pauses if pause] == [0.01, 0.02, 0.04, 0.04]
     assert world.binder._refused == {}
+
+
+async def test_a_pod_that_is_hindered_says_so_once_and_is_bound_when_that_has_changed(world: World) -> None:
+    """Pending, PodScheduled False, Unschedulable, an event; nothing is written again while nothing is new."""
+    world.change(is_unschedulable=True)
+    world.create("p")
+    await world.until(lambda: world.told == ["FailedScheduling"] and world.is_idle())
+    (condition,) = world.conditions("p")
+    assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", "Unschedulable")
+    assert condition["message"].startswith("0/1 nodes are available: 1 node(s) were unschedulable.")
+    calls = len(world.api.calls)
+    world.change(is_unschedulable=True, partition_names=frozenset({"new"}))
+    await world.until(world.is_idle)
+    assert (len(world.api.calls), world.bound()) == (calls, [])
+    world.change()
+    await world.until(lambda: world.told == ["FailedScheduling", "Scheduled"])
+
+
+async def test_a_pod_waits_for_the_node_to_be_there(world: World) -> None:
+    """In kube-scheduler's words."""
+    world.cluster = None
+    world.create("p")
+    await world.until(lambda: bool(world.conditions("p")))
+    assert world.conditions("p")[0]["message"] == "no nodes available to schedule pods"
+    world.change()
+    await world.until(lambda: world.bound() == ["p"])
+
+
+async def test_a_full_node_takes_one_pod_for_each_that_ends_the_most_important_first(world: World) -> None:
+    """A pod's end wakes one of those that wait for any, not all."""
+    for number in range(2):
+        world.create(f"p{number}")
+    await world.until(lambda: len(world.bindings()) == 2)
+    for number in range(2, 5):
+        world.create(f"p{number}", priority=number // 4)
+    await world.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
+    assert world.conditions("p2")[0]["message"].startswith("0/1 nodes are available: 1 Too many pods.")
+    world.end("p0")
+    await world.until(lambda: len(world.bindings()) == 3 and world.is_idle())
+    world.end("p1")
+    await world.until(lambda: len(world.bindings()) == 4 and world.is_idle())
+    assert world.bound()[2:] == ["p4", "p2"]
+
+
+async def test_another_schedulers_pod_is_told_whom_it_waits_for(world: World) -> None:
+    """Once, and only when that scheduler has had time to bind it."""
+    pod = v1.pod({"metadata": {"name": "p"}, "spec": {"containers": [], "schedulerName": "volcano"}})
+    assert "scheduler 'volcano'" in bind.other_scheduler(pod)
+    young = {"name": "p", "uid": "u", "creationTimestamp": datetime.now(UTC)}
+    assert world.binder._leave(v1.pod({"metadata": young, "spec": {"containers": []}})) is not None
+    assert world.told == []

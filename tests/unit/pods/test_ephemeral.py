@@ -9,7 +9,7 @@ import pytest
 
 from hpk import errors
 from hpk.kube import v1
-from hpk.pods import admit, ephemeral, prepare, watch
+from hpk.pods import admit, ephemeral, fields, prepare, watch
 from tests.fakes import path
 from tests.unit.pods import test_worker
 
@@ -188,8 +188,10 @@ def test_refusals_name_the_field() -> None:
     raw = {"metadata": {"name": "p", "namespace": "ns"}, "spec": spec}
     found = admit.refused(raw, cluster=admit.Cluster(name="hpk"))
     assert found == {
-        "device": "spec.ephemeralContainers[1].volumeDevices is not supported",
-        "local": "container local: securityContext.seccompProfile of type Localhost is not supported",
+        "device": "spec.ephemeralContainers[1].volumeDevices is not supported "
+        f"({fields.REFUSED['EphemeralContainer.volumeDevices']})",
+        "local": "spec.ephemeralContainers[2].securityContext.seccompProfile.type: Localhost is not supported "
+        f"({fields.ONLY['SeccompProfile.type'][1]})",
         "volume": "container volume: volumeMount 'v' has no volume",
     }
     with_one = admit.refused(raw, cluster=admit.Cluster(name="hpk", has_subordinate_ids=False))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpk import errors
-from hpk.pods import admit, gate, review
+from hpk.pods import admit, gate, occupants, review
 from hpk.slurm import model, parse
 from tests.fakes import slurm
 
@@ -39,7 +39,8 @@ def raw(flags: str = "", *, owned: bool = False, requests: dict[str, Any] | None
 
 def reviews(cluster: admit.Cluster = CLUSTER) -> review.Reviews:
     """Over this cluster."""
-    return review.Reviews(cluster=lambda: cluster, gate=gate.Gate(on_open=lambda _uid: None))
+    shut = gate.Gate(on_open=lambda _uid: None)
+    return review.Reviews(cluster=lambda: cluster, gate=shut, others=occupants.Occupants())
 
 
 @pytest.mark.parametrize(
@@ -47,11 +48,6 @@ def reviews(cluster: admit.Cluster = CLUSTER) -> review.Reviews:
     [
         (raw(hostPID=True), "spec.hostPID is not supported"),
         (raw("--wrap=x"), "--wrap would break the pod"),
-        (raw(requests={"cpu": "17"}), "cpu, requested: 17, capacity: 16 (the largest node of partition main)"),
-        (raw("-p gpu", requests={"cpu": "5"}), "cpu, requested: 5, capacity: 4 (the largest node of partition gpu)"),
-        (raw("-p hidden", requests={"cpu": "17"}), "capacity: 16 (the largest node)"),
-        (raw(requests={"memory": "40Gi"}), "(the largest node of partition main)"),
-        (raw("-p gpu", requests={"nvidia.com/gpu": 3}), "nvidia.com/gpu, requested: 3, capacity: 2"),
         (raw("--time=2:00:00"), "--time=2:00:00 is longer than partition main allows (01:00:00)"),
         (raw("--time=UNLIMITED"), "is longer than partition main allows"),
     ],
@@ -165,9 +161,79 @@ def test_an_ephemeral_container_is_refused_by_name_before_it_is_there() -> None:
     bad = {"name": "bad", "image": "i", "securityContext": {"privileged": True}}
     worse = {"name": "worse", "image": "i", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]}
     good = {"name": "good", "image": "i"}
-    refusal, _ = reviews().review("Pod", raw(ephemeralContainers=[bad]), old=raw())
+    part = {"part": "ephemeralcontainers"}
+    refusal, _ = reviews().review("Pod", raw(ephemeralContainers=[bad]), old=raw(), **part)
     assert refusal
     assert "container bad: securityContext.privileged" in refusal
-    assert reviews().review("Pod", raw(ephemeralContainers=[bad, good]), old=raw(ephemeralContainers=[bad]))[0] is None
-    refusal, _ = reviews().review("Pod", raw(ephemeralContainers=[bad, worse]), old=raw(ephemeralContainers=[bad]))
-    assert refusal == "spec.ephemeralContainers[1].volumeDevices is not supported"
+    before = raw(ephemeralContainers=[bad])
+    assert reviews().review("Pod", raw(ephemeralContainers=[bad, good]), old=before, **part)[0] is None
+    refusal, _ = reviews().review("Pod", raw(ephemeralContainers=[bad, worse]), old=before, **part)
+    assert refusal
+    assert refusal.startswith("spec.ephemeralContainers[1].volumeDevices is not supported")
+
+
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        (raw(requests={"cpu": "17"}), "cpu: 17 requested, 16 offered by the largest node of partition main."),
+        (raw("-p gpu", requests={"cpu": "5"}), "cpu: 5 requested, 4 offered by the largest node of partition gpu."),
+        (raw("-p hidden", requests={"cpu": "17"}), "16 offered by the largest node."),
+        (raw(requests={"memory": "40Gi"}), "1 Insufficient memory."),
+        (raw("-p gpu", requests={"nvidia.com/gpu": 3}), "nvidia.com/gpu: 3 requested, 2 offered"),
+        (raw(nodeSelector={"disk": "ssd"}), "1 node(s) didn't match Pod's node affinity/selector."),
+        (raw(schedulerName="volcano"), "scheduler 'volcano'"),
+        (raw(runtimeClassName="kata"), 'no runtime for "kata-qemu" is configured'),
+        (raw(runtimeClassName="gone"), 'RuntimeClass "gone" not found'),
+    ],
+)
+def test_what_a_pod_will_wait_for_is_a_warning(pod: dict[str, Any], words: str) -> None:
+    """It may exist, and whoever applies it learns at once why it does not run; a controller's is created unsaid."""
+    cluster = dataclasses.replace(CLUSTER, runtime_handlers={"kata": "kata-qemu", "plain": "runc"})
+    refusal, (warning,) = reviews(cluster).review("Pod", pod)
+    assert refusal is None
+    assert words in warning
+    owned = {**pod, "metadata": {**pod["metadata"], "ownerReferences": [OWNER]}}
+    assert reviews(cluster).review("Pod", owned) == (None, [])
+    workload = {"metadata": {"name": "w", "namespace": "ns"}, "spec": {"template": pod}}
+    refusal, (warning,) = reviews(cluster).review("Deployment", workload)
+    assert refusal is None
+    assert words in warning
+
+
+def test_what_needs_no_warning_has_none() -> None:
+    """A known runtime, a gate that somebody has set, a node that somebody has chosen."""
+    cluster = dataclasses.replace(CLUSTER, runtime_handlers={"plain": "runc"})
+    assert reviews(cluster).review("Pod", raw(runtimeClassName="plain")) == (None, [])
+    gated = raw(schedulingGates=[{"name": "example.com/quota"}], nodeSelector={"disk": "ssd"})
+    assert reviews().review("Pod", gated) == (None, [])
+
+
+def test_a_pod_that_is_put_on_the_node_by_hand_is_refused_where_it_does_not_fit() -> None:
+    """It cannot wait: it is bound."""
+    refusal, _ = reviews().review("Pod", raw(nodeName="hpk", requests={"cpu": "17"}))
+    assert refusal
+    assert "cpu, requested: 17, capacity: 16 (the largest node of partition main)" in refusal
+
+
+def test_the_flags_of_a_pod_on_the_node_are_what_they_were() -> None:
+    """Its job is made from them; until it is bound they may change, if the new ones can be read."""
+    refusal, _ = reviews().review("Pod", raw("-p gpu", nodeName="hpk"), old=raw("-p main", nodeName="hpk"))
+    assert refusal
+    assert "annotation slurm.hpk.io/flags cannot be changed now" in refusal
+    assert reviews().review("Pod", raw("-p gpu"), old=raw("-p main")) == (None, [])
+    refusal, _ = reviews().review("Pod", raw("--wrap=x"), old=raw())
+    assert refusal
+    assert "--wrap" in refusal
+
+
+def test_a_change_is_not_refused_for_what_was_there_before() -> None:
+    """A pod that the kubelet will refuse must still let go of its finalizers, and take labels."""
+    assert reviews().review("Pod", raw(hostPID=True, priority=1), old=raw(hostPID=True)) == (None, [])
+    assert reviews().review("Pod", raw(nodeName="hpk", hostPID=True), old=raw(nodeName="hpk")) == (None, [])
+
+
+def test_a_pod_is_not_resized() -> None:
+    """By name, at once: kubectl would wait for what never comes."""
+    old, new = raw(requests={"cpu": "1"}, nodeName="hpk"), raw(requests={"cpu": "2"}, nodeName="hpk")
+    assert reviews().review("Pod", new, old=old, part="resize") == (review.RESIZE, [])
+    assert reviews().review("Pod", old, old=old, part="resize") == (None, [])

@@ -325,3 +325,51 @@ def test_a_pod_that_took_too_much_of_the_disk_says_so() -> None:
     wanted = made(pod(), report=told, allocation=allocation(model.Phase.STARTED), is_over=True)
     assert (wanted["phase"], wanted["reason"], wanted["message"]) == ("Failed", "Evicted", "Usage of …")
     assert "DisruptionTarget" not in {c["type"] for c in wanted["conditions"]}
+
+
+def gated(*conditions: dict[str, str]) -> v1.Pod:
+    """A pod with a readiness gate, and these conditions that others have set."""
+    raw = {"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "status": {"conditions": list(conditions)}}
+    spec = {"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "example.com/lb"}]}
+    return v1.pod({**raw, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ([], 'corresponding condition of pod readiness gate "example.com/lb" does not exist.'),
+        (
+            [{"type": "example.com/lb", "status": "False"}],
+            'the status of pod readiness gate "example.com/lb" is not "True", but False',
+        ),
+        ([{"type": "example.com/lb", "status": "True"}], None),
+    ],
+)
+def test_a_pod_is_ready_when_its_readiness_gates_are(conditions: list[dict[str, str]], message: str | None) -> None:
+    """Its containers being ready is one thing, the conditions that others set another."""
+    wanted = made(gated(*conditions), report=report({"c": record("running")}))
+    assert condition(wanted, "ContainersReady") == ("True", None)
+    assert condition(wanted, "Ready") == (("False", "ReadinessGatesNotReady") if message else ("True", None))
+    assert next(c["message"] for c in wanted["conditions"] if c["type"] == "Ready") == message
+
+
+def test_a_closed_gate_says_nothing_of_a_pod_whose_containers_are_not_ready() -> None:
+    """The containers come first, as with the kubelet."""
+    wanted = made(gated(), report=report({"c": record("running", ready=False)}))
+    assert condition(wanted, "Ready") == ("False", "ContainersNotReady")
+
+
+def test_all_containers_of_a_pod_with_init_containers_wait_as_initializing() -> None:
+    """The first one too."""
+    wanted = made(pod(inits=("i", "j")), allocation=allocation(model.Phase.QUEUED))
+    states = [s["state"] for s in (*wanted["initContainerStatuses"], *wanted["containerStatuses"])]
+    assert states == [{"waiting": {"reason": "PodInitializing"}}] * 3
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_an_init_container_that_succeeded_is_ready(*, is_over: bool) -> None:
+    """Also when the pod is over: readers of a finished pod look at it."""
+    containers = {"i": record("terminated", ready=True), "j": record("terminated", code=1), "c": record("terminated")}
+    told = report(containers, finished_at=T0 if is_over else None)
+    first, second = made(pod(inits=("i", "j")), report=told, is_over=is_over)["initContainerStatuses"]
+    assert (first["ready"], second["ready"]) == (True, False)

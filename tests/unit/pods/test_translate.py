@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpk import errors, jobdir
+from hpk import jobdir
 from hpk.images import image as images
 from hpk.kube import v1
 from hpk.pods import admit, translate
@@ -154,12 +154,13 @@ def test_an_image_and_a_pod_without_any_command_are_a_config_error() -> None:
         only(command=())
 
 
-def test_a_host_port_is_refused_where_the_pod_has_a_network_of_its_own() -> None:
-    """Nothing forwards it; on the host's network it is the same port."""
-    ports = {"ports": [{"containerPort": 80, "hostPort": 8080}]}
-    with pytest.raises(errors.PodRefused, match="c: hostPort 8080"):
-        only(ports)
-    assert planned(pod(ports, hostNetwork=True))["network"] == "host"
+def test_the_agent_is_told_of_probes_and_hooks_what_was_given() -> None:
+    """No more, no less: a zero that was written is there, a default of ours is not."""
+    probe = {"httpGet": {"port": "web", "httpHeaders": [{"name": "a", "value": "b"}]}, "initialDelaySeconds": 0}
+    hooks = {"preStop": {"sleep": {"seconds": 3}}, "stopSignal": "SIGUSR1"}
+    made = only({"readinessProbe": probe, "lifecycle": hooks})
+    assert (made["readiness_probe"], made["lifecycle"], made["liveness_probe"]) == (probe, hooks, None)
+    assert made["stop_signal"] == "SIGUSR1"
 
 
 def test_hosts_has_the_pods_name_and_its_aliases() -> None:

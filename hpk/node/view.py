@@ -1,0 +1,50 @@
+"""What a scheduler reads from the Node object: labels, taints, the cordon, and resources that others have added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hpk.kube import quantity, selectors
+from hpk.node import node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from decimal import Decimal
+
+OURS = frozenset({"cpu", "memory", "pods", "ephemeral-storage", *node.EXTENDED_RESOURCES.values()})
+"""Resources that the kubelet itself publishes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The node as others have made it.
+
+    Attributes:
+        labels: All labels, the kubelet's own included.
+        taints: All taints.
+        is_unschedulable: Whether it is cordoned.
+        extended: What others have added to its resources.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[selectors.Taint, ...] = ()
+    is_unschedulable: bool = False
+    extended: Mapping[str, Decimal] = field(default_factory=dict)
+
+
+def of(raw: dict[str, Any] | None, facts: node.Facts) -> View:
+    """Return the view of the API server's node, or of what the kubelet will create."""
+    if raw is None:
+        return View(labels=node.labels(facts))
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    # As a kubelet does, what is added to the capacity alone is all allocatable.
+    offered = {**(status.get("capacity") or {}), **(status.get("allocatable") or {})}
+    return View(
+        labels={**node.labels(facts), **(raw["metadata"].get("labels") or {})},
+        taints=tuple(msgspec.convert(spec.get("taints") or [], list[selectors.Taint])),
+        is_unschedulable=bool(spec.get("unschedulable")),
+        extended={name: quantity.parse(value) for name, value in offered.items() if name not in OURS},
+    )

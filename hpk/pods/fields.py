@@ -1,0 +1,218 @@
+"""What becomes of every field of a pod's spec: done, refused by name, or without meaning here; data and one walk.
+
+A field of the models in ``hpk.kube.v1`` is done, unless `WITHOUT_MEANING` names it.  Everything else is refused, for
+the reason in `REFUSED`.  A unit test walks the API's schema, so that no field of a new release is left unsorted, and
+`table` gives all of it to whoever writes documentation.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+import msgspec
+
+from hpk.kube import model, v1
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ONE_NODE = "a preference chooses among nodes, and there is one"
+_NO_RESIZE = "a Slurm job's CPUs and memory are fixed once it is submitted, so pods cannot be resized"
+_NO_DEVICE = "block devices belong to the compute node's administrator"
+_NO_CLAIMS = "there is no dynamic resource allocation: ask for GPUs as nvidia.com/gpu, for other devices by --gres"
+_NO_MOUNT = "an ordinary user cannot mount it; mount it on the nodes, and use hostPath"
+_NO_CLOUD = "its driver left Kubernetes, and no cloud's disk can be attached to a Slurm node"
+_ALPHA = "the API server drops it unless an alpha feature is on"
+_ONE_OWNER = "a volume's files have one owner for all containers"
+
+WITHOUT_MEANING: dict[str, str] = {
+    "PodSpec.hostUsers": "every pod has a user namespace of its own, whichever is asked for",
+    "PodSpec.preemptionPolicy": "no pod is preempted for another: Slurm orders jobs (--qos and --nice in the flags)",
+    "PodSpec.priorityClassName": "the API server has made a number of it, PodSpec.priority",
+    "PodSpec.automountServiceAccountToken": "the API server has added the token's volume, or has not",
+    "PodSpec.serviceAccount": "an older name of serviceAccountName, which the API server keeps the same",
+    "PodSecurityContext.fsGroupChangePolicy": "the volumes that fsGroup owns are made anew for each pod",
+    "PodSecurityContext.seLinuxChangePolicy": "it says how seLinuxOptions come to volumes",
+    "Container.resizePolicy": _NO_RESIZE,
+    "EphemeralContainer.resizePolicy": _NO_RESIZE,
+    "FieldSelector.apiVersion": "there is one version of a pod, v1",
+    "ContainerPort.hostIP": "a port on the host's network is where the program opens it",
+    "NodeAffinity.preferredDuringSchedulingIgnoredDuringExecution": _ONE_NODE,
+    "PodAffinity.preferredDuringSchedulingIgnoredDuringExecution": _ONE_NODE,
+    "PodAffinityTerm.matchLabelKeys": "the API server has put them into labelSelector",
+    "PodAffinityTerm.mismatchLabelKeys": "the API server has put them into labelSelector",
+    "TopologySpreadConstraint.matchLabelKeys": "the API server has put them into labelSelector",
+    "TopologySpreadConstraint.nodeAffinityPolicy": "it chooses which nodes count, and there is one",
+    "TopologySpreadConstraint.nodeTaintsPolicy": "it chooses which nodes count, and there is one",
+    "Toleration.tolerationSeconds": "no taint evicts pods: jobs outlive a kubelet or slurmctld that is away",
+}
+"""Accepted, and nothing comes of it, by type and field; with the reason."""
+
+REFUSED: dict[str, str] = {
+    "PodSpec.evictionResponders": _ALPHA,
+    "PodSpec.hostIPC": "what other users' processes share on the compute node is not the pod's to see",
+    "PodSpec.hostPID": "other users' processes on the compute node are not the pod's to see",
+    "PodSpec.hostnameOverride": "use hostname",
+    "PodSpec.resourceClaims": _NO_CLAIMS,
+    "PodSpec.resources": "give each container its resources",
+    "PodSpec.schedulingGroup": _ALPHA,
+    "PodSpec.setHostnameAsFQDN": "the kernel's host name is the short one",
+    "PodSecurityContext.sysctls": "a namespaced kernel setting is the compute node's to allow",
+    "PodSecurityContext.windowsOptions": "the nodes run Linux",
+    "SecurityContext.windowsOptions": "the nodes run Linux",
+    "AppArmorProfile.localhostProfile": "only an administrator can load profiles",
+    "Container.restartPolicyRules": "use restartPolicy",
+    "EphemeralContainer.restartPolicyRules": "an ephemeral container is never restarted",
+    "Container.volumeDevices": _NO_DEVICE,
+    "EphemeralContainer.volumeDevices": _NO_DEVICE,
+    "Resources.claims": _NO_CLAIMS,
+    "VolumeMount.bindMountOptions": _ALPHA,
+    "EnvSource.fileKeyRef": "use a ConfigMap or a Secret, or read the file in the container",
+    "HTTPGetAction.protocol": _ALPHA,
+    "GRPCAction.mode": _ALPHA,
+    "KeyToPath.user": _ONE_OWNER,
+    "ConfigMapSource.defaultUser": _ONE_OWNER,
+    "SecretSource.defaultUser": _ONE_OWNER,
+    "DownwardSource.defaultUser": _ONE_OWNER,
+    "DownwardItem.user": _ONE_OWNER,
+    "ProjectedSource.defaultUser": _ONE_OWNER,
+    "TokenSource.user": _ONE_OWNER,
+    "EmptyDirSource.mode": _ALPHA,
+    "TrustBundleSource.user": _ONE_OWNER,
+    "Projection.podCertificate": "no signer issues certificates to pods",
+    "Volume.persistentVolumeClaim": "there is no provisioner yet; use hostPath on a shared file system",
+    "Volume.ephemeral": "there is no provisioner yet; use emptyDir",
+    "Volume.csi": "no CSI driver can run without root on the nodes",
+    "Volume.image": "image volumes are not made yet; copy the files in an init container",
+    "Volume.nfs": _NO_MOUNT,
+    "Volume.iscsi": _NO_MOUNT,
+    "Volume.fc": _NO_MOUNT,
+    "Volume.cephfs": _NO_MOUNT,
+    "Volume.rbd": _NO_MOUNT,
+    "Volume.glusterfs": _NO_MOUNT,
+    "Volume.flexVolume": "its drivers are an administrator's to install",
+    "Volume.gitRepo": "clone in an init container",
+    "Volume.awsElasticBlockStore": _NO_CLOUD,
+    "Volume.azureDisk": _NO_CLOUD,
+    "Volume.azureFile": _NO_CLOUD,
+    "Volume.cinder": _NO_CLOUD,
+    "Volume.flocker": _NO_CLOUD,
+    "Volume.gcePersistentDisk": _NO_CLOUD,
+    "Volume.photonPersistentDisk": _NO_CLOUD,
+    "Volume.portworxVolume": _NO_CLOUD,
+    "Volume.quobyte": _NO_CLOUD,
+    "Volume.scaleIO": _NO_CLOUD,
+    "Volume.storageos": _NO_CLOUD,
+    "Volume.vsphereVolume": _NO_CLOUD,
+}
+"""Not done, by type and field; with what is told beside the field's name."""
+
+ONLY: dict[str, tuple[frozenset[str], str]] = {
+    "PodOS.name": (frozenset({"linux"}), "the nodes run Linux"),
+    "PodSecurityContext.supplementalGroupsPolicy": (
+        frozenset({"Merge"}),
+        "the image's own groups are always added, as by default",
+    ),
+    "SecurityContext.procMount": (frozenset({"Default"}), "what is masked in /proc stays masked"),
+    "VolumeMount.recursiveReadOnly": (
+        frozenset({"Disabled", "IfPossible"}),
+        "what a host path has mounted below it stays as it is",
+    ),
+    "VolumeMount.mountPropagation": (frozenset({"None"}), "mounts stay within their container"),
+    "SeccompProfile.type": (
+        frozenset({"RuntimeDefault", "Unconfined"}),
+        "no profiles of the node's are read; use RuntimeDefault",
+    ),
+    "AppArmorProfile.type": (frozenset({"Unconfined"}), "only an administrator can load profiles"),
+    "EmptyDirSource.medium": (frozenset({"Memory"}), "huge pages are the compute node's; leave it out, or use Memory"),
+}
+"""Fields of which some values are done: these, and the empty one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What becomes of one field: ``standing`` is ``done``, ``without meaning`` or ``refused``."""
+
+    name: str
+    standing: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A known field: what its value is made of, and which values are done."""
+
+    model: type[model.Model] | None
+    only: frozenset[str] | None
+
+
+def unsupported(raw: dict[str, Any], kind: type[model.Model] = v1.PodSpec, path: str = "spec") -> list[str]:
+    """Return a sentence for each set field that is not done, such as ``spec.volumes[0].iscsi is not supported (…)``.
+
+    Fields that are null, false, zero or empty ask for nothing.
+    """
+    parts, found = _parts(kind), list[str]()
+    for key, value in raw.items():
+        name = f"{kind.__name__}.{key}"
+        part = parts.get(key)
+        if part is None:
+            if value and name not in WITHOUT_MEANING:
+                reason = REFUSED.get(name)
+                found.append(f"{path}.{key} is not supported" + (f" ({reason})" if reason else ""))
+        elif part.only is not None and value and value not in part.only:
+            found.append(f"{path}.{key}: {value} is not supported ({ONLY[name][1]})")
+        elif part.model is not None:
+            found += _below(value, part.model, f"{path}.{key}")
+    return found
+
+
+def table() -> list[Row]:
+    """Return what becomes of each field, by type and name, sorted."""
+    rows = [Row(name=name, standing="without meaning", reason=reason) for name, reason in WITHOUT_MEANING.items()]
+    rows += [Row(name=name, standing="refused", reason=reason) for name, reason in REFUSED.items()]
+    for kind in _kinds(v1.PodSpec):
+        for key in _parts(kind):
+            name = f"{kind.__name__}.{key}"
+            only = ONLY.get(name)
+            reason = f"{', '.join(sorted(only[0]))} only: {only[1]}" if only else ""
+            if name not in WITHOUT_MEANING:
+                rows.append(Row(name=name, standing="done", reason=reason))
+    return sorted(rows, key=lambda row: row.name)
+
+
+def _below(value: Any, kind: type[model.Model], path: str) -> list[str]:
+    if isinstance(value, list):
+        parts = [_below(item, kind, f"{path}[{index}]") for index, item in enumerate(value)]
+        return [sentence for part in parts for sentence in part]
+    return unsupported(value, kind, path) if isinstance(value, dict) else []
+
+
+@functools.cache
+def _parts(kind: type[model.Model]) -> dict[str, _Part]:
+    """The model's fields by the API's names, looked up once: every pod that is created passes here."""
+    return {
+        field.encode_name: _Part(_model_of(field.type), ONLY.get(f"{kind.__name__}.{field.encode_name}", (None,))[0])
+        for field in msgspec.structs.fields(kind)
+    }
+
+
+def _kinds(kind: type[model.Model], seen: set[type[model.Model]] | None = None) -> Iterator[type[model.Model]]:
+    """The model and all that it is made of, each once."""
+    seen = set() if seen is None else seen
+    if kind in seen:
+        return
+    seen.add(kind)
+    yield kind
+    for part in _parts(kind).values():
+        if part.model is not None:
+            yield from _kinds(part.model, seen)
+
+
+def _model_of(kind: Any) -> type[model.Model] | None:
+    """The Model within ``X``, ``X | None`` or ``list[X]``, or None."""
+    if get_origin(kind) in (Union, UnionType, list):
+        return next((found for option in get_args(kind) if (found := _model_of(option))), None)
+    return kind if isinstance(kind, type) and issubclass(kind, model.Model) else None

@@ -1,0 +1,108 @@
+"""Whether the node is what a pod asks for: labels and sizes; pure.
+
+Until a pod is bound, what does not fit makes it wait (``hpk.pods.schedule``).  One that somebody has put on the node
+himself is refused, as a kubelet refuses it (pkg/kubelet/lifecycle/predicate.go, canAdmitPod).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from hpk import errors
+from hpk.pods import admit, resources
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpk.kube import v1
+    from hpk.slurm import model as slurm_model
+
+NODE_RESOURCES = {
+    "cpu": frozenset({"cpus-per-task", "overcommit"}),
+    "memory": frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
+    resources.GPU: frozenset({"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "nodes"}),
+}
+"""What one job on one node can have, each with the sbatch options that make another wish of it."""
+UNSET_MEMORY_BYTES = 1 << 20
+"""What Slurm says of a node whose memory nobody configured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """Something of which a pod wants more than it could ever have; ``where`` follows the number in a sentence."""
+
+    name: str
+    wanted: Decimal | int
+    offered: Decimal | int
+    where: str = ""
+
+
+def check(pod: v1.Pod, cluster: admit.Cluster) -> None:
+    """Let a pod that is bound to the node pass.
+
+    Raises:
+        errors.PodRefused: It does not fit; with the kubelet's reason and words.
+    """
+    if (what := unmatched(pod, cluster)) is not None:
+        message = f"Pod was rejected: Predicate NodeAffinity failed: node {cluster.name} does not match {what}"
+        raise errors.PodRefused(message, reason="NodeAffinity")
+    for short in shortages(pod, cluster):
+        what = f"{short.name}, requested: {short.wanted}, capacity: {short.offered}"
+        where = f" ({short.where.removeprefix(' by ')})" if short.where else ""
+        message = f"Pod was rejected: Node didn't have enough resource: {what}{where}"
+        raise errors.PodRefused(message, reason=f"OutOf{short.name}")
+
+
+def unmatched(pod: v1.Pod, cluster: admit.Cluster) -> str | None:
+    """Return what of the pod's node selector or required node affinity the node's labels do not meet, or None."""
+    wrong = [f"{key}={value}" for key, value in pod.spec.node_selector.items() if cluster.labels.get(key) != value]
+    if wrong:
+        return f"nodeSelector {', '.join(wrong)}"
+    affinity = pod.spec.affinity.node_affinity
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity else None
+    if required is not None and not required.matches(cluster.labels, name=cluster.name):
+        return "the required node affinity"
+    return None
+
+
+def shortages(pod: v1.Pod, cluster: admit.Cluster) -> list[Shortage]:
+    """Return what is more than any compute node, or all of the cluster, has; whether it is free is not looked at."""
+    options = {**cluster.flags, **admit.job_flags(pod)}
+    capacity = cluster.capacity
+    is_measured = capacity is not None and bool(capacity.nodes)
+    found = _of_nodes(pod, options, capacity) if capacity is not None else []
+    for name in sorted(resources.names(pod)):
+        if is_measured and name in NODE_RESOURCES:
+            continue  # measured against single nodes, those that are drained now included
+        wanted = resources.effective(pod, name)
+        offered = cluster.allocatable.get(name, cluster.extended.get(name))
+        if offered is None and name in {"cpu", "memory", "ephemeral-storage"}:
+            continue  # not known yet: the node has just started
+        if wanted > (offered or Decimal(0)):
+            found.append(Shortage(name=name, wanted=wanted, offered=offered or 0))
+    return found
+
+
+def _of_nodes(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> list[Shortage]:
+    """Return what no node of the partition has, whether it is usable now or not: sbatch would refuse it for good."""
+    names = set(admit.partitions(options) or [capacity.default_partition or ""])
+    is_known = names <= capacity.partitions.keys()
+    nodes = [node for node in capacity.nodes.values() if not is_known or node.partitions & names]
+    if not nodes:
+        return []
+    asked = resources.request(pod)
+    measures = {
+        "cpu": (asked.cpus, max(node.cpus for node in nodes)),
+        "memory": (asked.memory_bytes or 0, max(node.memory_bytes for node in nodes)),
+        resources.GPU: (asked.gpus, max(node.gres.get("gpu", 0) for node in nodes)),
+    }
+    where = f" by the largest node of partition {', '.join(sorted(names))}" if is_known else " by the largest node"
+    return [
+        Shortage(name=name, wanted=wanted, offered=largest, where=where)
+        for name, (wanted, largest) in measures.items()
+        if wanted > largest
+        and not (name == "memory" and largest <= UNSET_MEMORY_BYTES)
+        and not options.keys() & NODE_RESOURCES[name]
+    ]

@@ -1,0 +1,66 @@
+"""The pods that take up the node, as a scheduler counts them: bound, or about to be, and not over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpk.kube import v1
+from hpk.pods import status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Object = dict[str, Any]
+
+
+class Occupants:
+    """Kept by the watch of the node's pods; the binder adds what it binds, until the watch has seen it.
+
+    Attributes:
+        on_freed: Called whenever a pod takes up the node no more.
+    """
+
+    def __init__(self) -> None:
+        self.on_freed: Callable[[], None] = lambda: None
+        self._bound: dict[str, Object] = {}
+        self._assumed: dict[str, Object] = {}
+        self._apart: dict[str, v1.Pod] = {}
+
+    def __len__(self) -> int:
+        return len(self._bound) + len(self._assumed)
+
+    def update(self, uid: str, raw: Object | None) -> None:
+        """Take in the newest state of a pod of the node; None if it is gone."""
+        self._assumed.pop(uid, None)
+        if raw is not None and (raw.get("status") or {}).get("phase") not in status.TERMINAL:
+            self._bound[uid] = raw
+            self._note_apart(uid, raw)
+        elif self._bound.pop(uid, None) is not None:
+            self._apart.pop(uid, None)
+            self.on_freed()
+
+    def assume(self, raw: Object) -> None:
+        """Count a pod that is being bound."""
+        uid = raw["metadata"]["uid"]
+        if uid not in self._bound:
+            self._assumed[uid] = raw
+            self._note_apart(uid, raw)
+
+    def forget(self, uid: str) -> None:
+        """Take back an assumption: the pod could not be bound."""
+        if self._assumed.pop(uid, None) is not None:
+            self._apart.pop(uid, None)
+            self.on_freed()
+
+    def pods(self) -> Iterator[Object]:
+        """Yield all of them."""
+        yield from self._bound.values()
+        yield from self._assumed.values()
+
+    def apart(self) -> Iterator[v1.Pod]:
+        """Yield those that want to be apart from others (required anti-affinity)."""
+        yield from self._apart.values()
+
+    def _note_apart(self, uid: str, raw: Object) -> None:
+        if uid not in self._apart and (raw["spec"].get("affinity") or {}).get("podAntiAffinity"):
+            self._apart[uid] = v1.pod(raw)

@@ -1,0 +1,31 @@
+"""RuntimeClasses: which handlers there are; pure.
+
+One runtime starts containers here, whatever a class's handler is called.  A handler that promises another one
+(gVisor, Kata) must not be passed over, so its pods wait, as under a kubelet whose runtime does not know it
+(instrumentedRuntimeService.RunPodSandbox fails; pkg/kubelet/kuberuntime/kuberuntime_sandbox.go).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpk.kube import v1
+    from hpk.pods import admit
+
+HANDLERS = frozenset({"apptainer", "crun", "runc"})
+"""Handlers that mean the runtime that is here, or one that is no different to a pod."""
+
+
+def trouble(pod: v1.Pod, cluster: admit.Cluster) -> str | None:
+    """Return why the pod's RuntimeClass cannot be had, in the kubelet's words, or None if it can."""
+    name = pod.spec.runtime_class_name
+    if not name or cluster.runtime_handlers is None:
+        return None
+    handler = cluster.runtime_handlers.get(name)
+    if handler is None:
+        return f'Failed to create pod sandbox: RuntimeClass "{name}" not found'
+    if handler in HANDLERS:
+        return None
+    known = ", ".join(sorted(HANDLERS))
+    return f'Failed to create pod sandbox: no runtime for "{handler}" is configured (handlers: {known})'

@@ -1,0 +1,231 @@
+"""What kube-scheduler would say of a pod and our one node; pure.
+
+The node stands for all of Slurm, which queues jobs itself.  So what a scheduler asks is split: whether the pod may
+go to this node at all (cordon, taints, labels, other pods, how many there are) is asked here, as is whether any
+compute node is large enough.  Whether CPUs, memory and GPUs are free just now is Slurm's to say: see ADR 0016.
+
+Filters, their order and their words are those of pkg/scheduler/framework/plugins of Kubernetes 1.37; as there, the
+first filter that fails speaks.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from hpk.kube import selectors, v1
+from hpk.pods import fit, resources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hpk.pods import admit, occupants
+
+UNSCHEDULABLE = selectors.Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+"""What a pod must tolerate to be put on a cordoned node."""
+
+Object = dict[str, Any]
+
+
+class Wants(enum.Enum):
+    """What must change before a pod that cannot be placed can be."""
+
+    NODE = "node"
+    """The node, or what Slurm has."""
+    ROOM = "room"
+    """Another pod must end, whichever."""
+    PODS = "pods"
+    """Certain pods must end, or come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hindrance:
+    """Why a pod is not bound.
+
+    Attributes:
+        wants: What must change.
+        reasons: In kube-scheduler's words.
+        hint: One more sentence, for whoever can change it; may be empty.
+    """
+
+    wants: Wants
+    reasons: tuple[str, ...]
+    hint: str = ""
+
+    @property
+    def message(self) -> str:
+        """The condition's and the event's text."""
+        text = ", ".join(sorted(f"1 {reason}" for reason in self.reasons))
+        return f"0/1 nodes are available: {text}." + (f" {self.hint}" if self.hint else "")
+
+
+NO_NODE = "no nodes available to schedule pods"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a pod meets on the node.
+
+    Attributes:
+        others: The pods that are there.
+        namespaces: Labels by namespace, for affinity terms that choose namespaces by them.
+    """
+
+    others: occupants.Occupants
+    namespaces: Callable[[], Mapping[str, Mapping[str, str]]] = field(default=dict)
+
+
+def hindrance(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
+    """Return why the pod cannot be bound to the node now, or None if it can."""
+    return (
+        _cordon(pod, cluster)
+        or _taints(pod, cluster)
+        or _node_affinity(pod, cluster)
+        or _resources(pod, cluster, around)
+        or _spread(pod, cluster, around)
+        or _pod_affinity(pod, cluster, around)
+    )
+
+
+def _cordon(pod: v1.Pod, cluster: admit.Cluster) -> Hindrance | None:
+    if not cluster.is_unschedulable or any(one.tolerates(UNSCHEDULABLE) for one in pod.spec.tolerations):
+        return None
+    hint = f"The node is cordoned: kubectl uncordon {cluster.name} lets pods run again."
+    return Hindrance(wants=Wants.NODE, reasons=("node(s) were unschedulable",), hint=hint)
+
+
+def _taints(pod: v1.Pod, cluster: admit.Cluster) -> Hindrance | None:
+    found = selectors.untolerated(list(cluster.taints), pod.spec.tolerations)
+    if not found:
+        return None
+    named = ", ".join(taint.text for taint in found)
+    return Hindrance(
+        wants=Wants.NODE, reasons=("node(s) had untolerated taint(s)",), hint=f"Not tolerated by the pod: {named}."
+    )
+
+
+def _node_affinity(pod: v1.Pod, cluster: admit.Cluster) -> Hindrance | None:
+    what = fit.unmatched(pod, cluster)
+    if what is None:
+        return None
+    hint = (
+        f"Node {cluster.name}, which is all of Slurm, does not match {what}; to choose among Slurm's nodes, use "
+        "flags such as --constraint in the annotation slurm.hpk.io/flags."
+    )
+    return Hindrance(wants=Wants.NODE, reasons=("node(s) didn't match Pod's node affinity/selector",), hint=hint)
+
+
+def _resources(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
+    """Return what is too large for every compute node, and what others have taken of what Slurm knows nothing of."""
+    reasons, hints = list[str](), list[str]()
+    wants = Wants.NODE
+    most = cluster.allocatable.get("pods")
+    if most is not None and len(around.others) + 1 > most:
+        wants = Wants.ROOM
+        reasons.append("Too many pods")
+        hints.append(f"The node takes {most} pods (HPK_MAX_PODS).")
+    for short in fit.shortages(pod, cluster):
+        reasons.append(f"Insufficient {short.name}")
+        hints.append(f"{short.name}: {short.wanted} requested, {short.offered} offered{short.where}.")
+    for name, offered in cluster.extended.items():
+        wanted = resources.effective(pod, name)
+        if not wanted or wanted > offered:
+            continue  # nothing is asked for, or more than there is, which has been said
+        taken = sum((_request(raw, name) for raw in around.others.pods()), Decimal(0))
+        if wanted > offered - taken:
+            wants = Wants.PODS
+            reasons.append(f"Insufficient {name}")
+            hints.append(f"{name}: {wanted} requested, {taken} of {offered} taken.")
+    return Hindrance(wants=wants, reasons=tuple(reasons), hint=" ".join(hints)) if reasons else None
+
+
+def _request(raw: Object, name: str) -> Decimal:
+    """Return how much of a resource a pod takes; quickly nothing where none of its containers names it."""
+    spec = raw["spec"]
+    parts = [c.get("resources") or {} for key in ("containers", "initContainers") for c in spec.get(key) or []]
+    if name not in (spec.get("overhead") or {}) and not any(
+        name in (part.get(key) or {}) for part in parts for key in ("requests", "limits")
+    ):
+        return Decimal(0)
+    return resources.effective(v1.pod(raw), name)
+
+
+def _spread(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
+    """Return the first constraint that one node cannot meet: it has one domain, whose skew is none."""
+    for constraint in pod.spec.topology_spread_constraints:
+        if constraint.when_unsatisfiable != "DoNotSchedule":
+            continue
+        reason = "node(s) didn't match pod topology spread constraints"
+        if constraint.topology_key not in cluster.labels:
+            return Hindrance(wants=Wants.NODE, reasons=(f"{reason} (missing required label)",))
+        if (constraint.min_domains or 1) < 2:  # noqa: PLR2004 - the one that there is
+            continue
+        selector = constraint.label_selector
+        alike = sum(
+            raw["metadata"].get("namespace") == pod.metadata.namespace and _selects(selector, raw["metadata"])
+            for raw in around.others.pods()
+            if not raw["metadata"].get("deletionTimestamp")
+        )
+        mine = selector is not None and selector.matches(pod.metadata.labels)
+        if alike + mine > constraint.max_skew:
+            return Hindrance(wants=Wants.PODS, reasons=(reason,), hint="There is one node, so one domain.")
+    return None
+
+
+def _pod_affinity(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
+    hint = (
+        "All pods are on the one node; to keep jobs apart or together on Slurm's nodes, use flags such as --exclusive."
+    )
+    wanted = pod.spec.affinity.pod_affinity
+    terms = wanted.required_during_scheduling_ignored_during_execution if wanted else []
+    if terms and not _is_together(pod, terms, cluster, around):
+        return Hindrance(wants=Wants.PODS, reasons=("node(s) didn't match pod affinity rules",), hint=hint)
+    others = [raw["metadata"] for raw in around.others.pods()] if _apart(pod) else []
+    for term in _apart(pod):
+        if term.topology_key in cluster.labels and any(_meets(term, pod, meta, around) for meta in others):
+            return Hindrance(wants=Wants.PODS, reasons=("node(s) didn't match pod anti-affinity rules",), hint=hint)
+    meta = {"namespace": pod.metadata.namespace, "labels": pod.metadata.labels}
+    for other in around.others.apart():
+        for term in _apart(other):
+            if term.topology_key in cluster.labels and _meets(term, other, meta, around):
+                reason = "node(s) didn't satisfy existing pods anti-affinity rules"
+                return Hindrance(wants=Wants.PODS, reasons=(reason,), hint=f"{hint} It is pod {other.where}'s rule.")
+    return None
+
+
+def _is_together(
+    pod: v1.Pod, terms: Iterable[selectors.PodAffinityTerm], cluster: admit.Cluster, around: Surroundings
+) -> bool:
+    """Return whether a pod that meets all terms is on the node; the first of a group that wants itself may start."""
+    terms = list(terms)
+    if any(term.topology_key not in cluster.labels for term in terms):
+        return False
+    if any(all(_meets(term, pod, raw["metadata"], around) for term in terms) for raw in around.others.pods()):
+        return True
+    mine = {"namespace": pod.metadata.namespace, "labels": pod.metadata.labels}
+    is_any = any(_meets(term, pod, raw["metadata"], around) for term in terms for raw in around.others.pods())
+    return not is_any and all(_meets(term, pod, mine, around) for term in terms)
+
+
+def _apart(pod: v1.Pod) -> list[selectors.PodAffinityTerm]:
+    rules = pod.spec.affinity.pod_anti_affinity
+    return rules.required_during_scheduling_ignored_during_execution if rules else []
+
+
+def _meets(term: selectors.PodAffinityTerm, owner: v1.Pod, meta: Object, around: Surroundings) -> bool:
+    """Return whether a pod of this metadata is one of those that the owner's term speaks of."""
+    namespace = meta.get("namespace", "")
+    named = namespace in term.namespaces
+    if term.namespace_selector is not None:
+        is_all = term.namespace_selector == selectors.LabelSelector()
+        named = named or is_all or term.namespace_selector.matches(around.namespaces().get(namespace, {}))
+    elif not term.namespaces:
+        named = namespace == owner.metadata.namespace
+    return named and _selects(term.label_selector, meta)
+
+
+def _selects(selector: selectors.LabelSelector | None, meta: Object) -> bool:
+    """Return whether the selector matches; a missing one matches nothing."""
+    return selector is not None and selector.matches(meta.get("labels") or {})
