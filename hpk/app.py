@@ -127,8 +127,11 @@ async def _start(
     await cluster.refresh()
 
     launcher = sandbox.Launcher(settings, kill_wait_seconds=await cluster.kill_wait_seconds())
-    made = Kubelet(settings, control_plane, kube=kubelet, cluster=cluster, site=site, launcher=launcher)
-    told = events.Recorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name)
+    made = Kubelet(
+        settings, control_plane, kube=kubelet, history=binder_kube, cluster=cluster, site=site, launcher=launcher
+    )
+    told = events.Recorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name, history=binder_kube)
+    await asyncio.gather(told.load(), made.recorder.load())
     binder = bind.Binder(
         binder_kube,
         node=settings.node_name,
@@ -202,6 +205,7 @@ class Kubelet:
         control_plane: plane.ControlPlane,
         *,
         kube: client.Kube,
+        history: client.Kube,
         cluster: slurm_cluster.Cluster,
         site: Mapping[str, Any],
         launcher: sandbox.Launcher,
@@ -214,7 +218,8 @@ class Kubelet:
         self._gate = gate.Gate(on_open=self.pods.mark)
         self.agents = agents.Agents(state, on_change=self.pods.mark)
         self.link = self._make_link(control_plane)
-        self._recorder = events.Recorder(kube, component="kubelet", host=settings.node_name)
+        # A node's own identity may write events, and not list them.
+        self.recorder = events.Recorder(kube, component="kubelet", host=settings.node_name, history=history)
         self._services = informer.Informer(kube, "/api/v1/services")
         self._runtime_classes = informer.Informer(kube, "/apis/node.k8s.io/v1/runtimeclasses")
         cluster.runtime_handlers = self._runtime_handlers
@@ -241,7 +246,7 @@ class Kubelet:
                 allocator=submit.JobPerPod(cluster.slurm, self._poller, state=state, on_change=self.pods.mark),
                 agents=self.agents,
                 reporter=self._reporter,
-                recorder=self._recorder,
+                recorder=self.recorder,
                 state=state,
                 submissions=asyncio.Semaphore(SUBMISSIONS_AT_ONCE),
                 gate=self._gate,
@@ -255,7 +260,7 @@ class Kubelet:
             "watch of services": self._services.run,
             "watch of RuntimeClasses": self._runtime_classes.run,
             "node": self.node.run,
-            "kubelet's events": self._recorder.run,
+            "kubelet's events": self.recorder.run,
             "list of images": self._list_images,
             "kubelet's API": self._server.run,
             "pods": self.pods.run,
@@ -303,7 +308,7 @@ class Kubelet:
             store=self._store,
             certificates=Certificates(control_plane.link),
             services=lambda: list(self._services.objects.values()),
-            recorder=self._recorder,
+            recorder=self.recorder,
             site=where,
             launcher=launcher,
             addresses=addresses.Addresses(settings.pod_cidr, pods=lambda: self.pods.informer.objects),

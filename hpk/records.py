@@ -187,7 +187,10 @@ class ContainerRecord(TypedDict):
 
 
 class EventRecord(TypedDict):
-    """Something that a user wants to read in ``kubectl events``; ``number`` rises from 1 within the pod."""
+    """Something that a user wants to read in ``kubectl events``; ``number`` rises from 1 within the pod.
+
+    One that repeats may be told as one, with a new ``number``: ``count`` is how often it has happened, 1 if absent.
+    """
 
     number: int
     type: Literal["Normal", "Warning"]
@@ -195,6 +198,7 @@ class EventRecord(TypedDict):
     message: str
     container: str
     at: float
+    count: NotRequired[int]
 
 
 class Ended(TypedDict):

@@ -1,59 +1,74 @@
 """Events on pods, written beside the path and never in its way.
 
-Each is posted under a name made from the pod's UID and the event's key, so that a kubelet that restarts and
-says it again writes no second one; a repetition raises the count of the first, as client-go's recorder does.
+What is written is for ``hpk.pods.correlate`` to say.  An event's name follows from what it says, so that a kubelet that
+restarts writes no second one; before that it reads what was told, so that it asks for nothing twice either.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import dataclasses
+import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from hpk import errors
 from hpk.kube import client
+from hpk.pods import correlate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpk.kube import v1
 
 LOG = structlog.get_logger(__name__)
-QUEUE_LENGTH = 5000
-REMEMBERED = 2000
+EVENTS = "/api/v1/events"
+MOST_WAITING = 5000
+MOST_PODS = 20000
+"""Whose newest event is remembered."""
 WRITERS = 2
 MESSAGE_LENGTH = 1024
 """The API server's own limit of an event's message."""
+KEPT_SECONDS = 3600.0
+"""How long the API server keeps events; what happened before is no news."""
+NUMBER = "hpk.io/agent-event"
+"""The annotation that carries the number of the newest of the agent's events that an event stands for."""
 
-Kind = Literal["Normal", "Warning"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """One thing to tell about a pod; ``container`` may be empty."""
-
-    namespace: str
-    name: str
-    uid: str
-    kind: Kind
-    reason: str
-    message: str
-    container: str = ""
-    at: float | None = None
-    key: str = ""
-    """What makes it one event and not a repetition; the reason and message if empty."""
+Kind = correlate.Kind
 
 
 class Recorder:
-    """Posts events in the background; a queue that is full is said in the log, with the event."""
+    """Posts events in the background; what finds no place in the queue is said in the log."""
 
-    def __init__(self, kube: client.Kube, *, component: str, host: str) -> None:
-        self._kube, self._component, self._host = kube, component, host
-        self._queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE_LENGTH)
-        self._counts: OrderedDict[str, int] = OrderedDict()
+    def __init__(
+        self,
+        kube: client.Kube,
+        *,
+        component: str,
+        host: str,
+        history: client.Kube | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube, self._component, self._host, self._history, self._clock = kube, component, host, history, clock
+        self._correlator = correlate.Correlator(clock=clock)
+        self._told: OrderedDict[str, int] = OrderedDict()
+        self._waiting: dict[str, correlate.Told] = {}
+        self._queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(WRITERS)]
+
+    async def load(self) -> None:
+        """Learn what an earlier kubelet has told; without that, its events are said again, and refused as known."""
+        if self._history is None:
+            return
+        try:
+            found = await self._history.get(EVENTS, query={"fieldSelector": f"reportingComponent={self._component}"})
+        except errors.HpkError as error:
+            LOG.warning("Cannot read the events that were told before", component=self._component, error=str(error))
+            return
+        for raw in found["items"]:
+            self._remember(raw)
 
     def tell(
         self,
@@ -65,83 +80,129 @@ class Recorder:
         container: str = "",
         at: float | None = None,
         key: str = "",
+        number: int = 0,
+        count: int = 1,
     ) -> None:
-        """Queue an event on the pod; never waits, never raises."""
-        meta = pod.metadata
-        event = Event(
-            namespace=meta.namespace,
-            name=meta.name,
-            uid=meta.uid,
+        """Queue an event on the pod; never waits, never raises.
+
+        Args:
+            pod: Which it is about.
+            kind: Its type.
+            reason: In one word.
+            message: In many.
+            container: Whose it is, if one's.
+            at: When it happened; now, if None.
+            key: Tell it once ever under this key.
+            number: Of the agent's event: one that was told, or is older than the API server would keep it, is not news.
+            count: How often the agent has seen it.
+        """
+        if number and not self._is_news(pod.metadata.uid, number, at):
+            return
+        event = correlate.Event(
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            uid=pod.metadata.uid,
             kind=kind,
             reason=reason,
             message=message[:MESSAGE_LENGTH],
-            container=container,
-            at=at,
+            at=self._clock() if at is None else at,
+            field_path=_field_path(pod, container),
+            count=count,
+            number=number,
             key=key,
         )
-        try:
-            self._queue.put_nowait(event)
-        except asyncio.QueueFull:
-            LOG.warning("Cannot post an event, too many are waiting", pod=pod.where, reason=reason, message=message)
+        told = self._correlator.correlate(event)
+        if told is not None:
+            self._enqueue(told)
 
     async def run(self) -> None:
         """Post events until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(WRITERS):
-                group.create_task(self._write_all())
+            for queue in self._queues:
+                group.create_task(self._write_all(queue))
 
-    async def _write_all(self) -> None:
+    def _is_news(self, uid: str, number: int, at: float | None) -> bool:
+        if number <= self._told.get(uid, 0) or (at is not None and at < self._clock() - KEPT_SECONDS):
+            return False
+        self._note(uid, number)
+        return True
+
+    def _note(self, uid: str, number: int) -> None:
+        self._told[uid] = max(number, self._told.get(uid, 0))
+        self._told.move_to_end(uid)
+        while len(self._told) > MOST_PODS:
+            self._told.popitem(last=False)
+
+    def _enqueue(self, told: correlate.Told) -> None:
+        """Have it written; a later word on an event that waits replaces the one before."""
+        before = self._waiting.get(told.name)
+        if before is None and len(self._waiting) >= MOST_WAITING:
+            event = told.event
+            where = f"{event.namespace}/{event.name}"
+            LOG.warning("Cannot post an event, too many wait", pod=where, reason=event.reason, message=event.message)
+            return
+        self._waiting[told.name] = told if before is None else dataclasses.replace(told, is_new=before.is_new)
+        if before is None:
+            # All events of a pod go through one writer, in their order.
+            self._queues[hash(told.event.uid) % WRITERS].put_nowait(told.name)
+
+    async def _write_all(self, queue: asyncio.Queue[str]) -> None:
         while True:
-            event = await self._queue.get()
+            told = self._waiting.pop(await queue.get())
             try:
-                await self._write(event)
+                await self._write(told)
             except Exception as error:  # noqa: BLE001 - no event is worth the kubelet's life
+                event = told.event
                 LOG.warning("Cannot post an event", pod=f"{event.namespace}/{event.name}", error=repr(error))
 
-    async def _write(self, event: Event) -> None:
-        identity = hashlib.sha256(
-            # What was not UTF-8 in a container's or Slurm's words comes as surrogates.
-            "\0".join([event.uid, event.key or f"{event.reason}\0{event.message}", event.container]).encode(
-                "utf-8", "surrogateescape"
-            )
-        ).hexdigest()[:16]
-        count = self._counts.get(identity, 0) + 1
-        self._remember(identity, count)
-        path = client.core_path("events", event.namespace)
-        # A pod's name may have 253 characters, and so may the event's.
-        name = f"{event.name[:230]}.{identity}"
-        if count == 1:
+    async def _write(self, told: correlate.Told) -> None:
+        path = client.core_path("events", told.event.namespace)
+        if told.is_new:
             try:
-                await self._kube.create(path, self._body(event, name))
+                await self._kube.create(path, self._body(told))
             except errors.Conflict:
                 return  # an earlier kubelet told it
         else:
-            change = {"count": count, "lastTimestamp": _time(event.at)}
+            change: dict[str, Any] = {"count": told.count, "lastTimestamp": _time(told.event.at)}
+            change |= {"message": told.event.message, "metadata": {"annotations": _annotations(told.event)}}
             try:
-                await self._kube.patch(f"{path}/{name}", change, kind="merge")
-            except errors.NotFound:  # the API server keeps events for an hour
-                await self._kube.create(path, self._body(event, name, count=count))
+                await self._kube.patch(f"{path}/{told.name}", change, kind="merge")
+            except errors.NotFound:  # it was kept no longer
+                await self._kube.create(path, self._body(told))
 
-    def _remember(self, identity: str, count: int) -> None:
-        self._counts[identity] = count
-        self._counts.move_to_end(identity)
-        while len(self._counts) > REMEMBERED:
-            self._counts.popitem(last=False)
+    def _remember(self, raw: dict[str, Any]) -> None:
+        about = raw["involvedObject"]
+        number = int((raw["metadata"].get("annotations") or {}).get(NUMBER, 0))
+        event = correlate.Event(
+            namespace=about.get("namespace", ""),
+            name=about.get("name", ""),
+            uid=about.get("uid", ""),
+            kind=raw.get("type", "Normal"),
+            reason=raw.get("reason", ""),
+            message=raw.get("message", ""),
+            at=_seconds(raw.get("lastTimestamp")),
+            field_path=about.get("fieldPath", ""),
+            count=raw.get("count") or 1,
+        )
+        self._correlator.remember(event, first_at=_seconds(raw.get("firstTimestamp")))
+        if number:
+            self._note(event.uid, number)
 
-    def _body(self, event: Event, name: str, *, count: int = 1) -> dict[str, Any]:
+    def _body(self, told: correlate.Told) -> dict[str, Any]:
+        event = told.event
         about = {"apiVersion": "v1", "kind": "Pod", "namespace": event.namespace, "name": event.name, "uid": event.uid}
-        if event.container:
-            about["fieldPath"] = f"spec.containers{{{event.container}}}"
+        if event.field_path:
+            about["fieldPath"] = event.field_path
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": event.namespace},
+            "metadata": {"name": told.name, "namespace": event.namespace, "annotations": _annotations(event)},
             "involvedObject": about,
             "reason": event.reason,
             "message": event.message,
             "type": event.kind,
-            "count": count,
-            "firstTimestamp": _time(event.at),
+            "count": told.count,
+            "firstTimestamp": _time(told.first_at),
             "lastTimestamp": _time(event.at),
             "source": {"component": self._component, "host": self._host},
             "reportingComponent": self._component,
@@ -149,6 +210,25 @@ class Recorder:
         }
 
 
-def _time(seconds: float | None) -> str:
-    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+def _field_path(pod: v1.Pod, container: str) -> str:
+    """Return the part of the pod that the container is, as the kubelet's GenerateContainerRef names it."""
+    if not container:
+        return ""
+    if any(one.name == container for one in pod.spec.init_containers):
+        kind = "initContainers"
+    else:
+        is_ephemeral = any(one.name == container for one in pod.spec.ephemeral_containers)
+        kind = "ephemeralContainers" if is_ephemeral else "containers"
+    return f"spec.{kind}{{{container}}}"
+
+
+def _annotations(event: correlate.Event) -> dict[str, str]:
+    return {NUMBER: str(event.number)} if event.number else {}
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _seconds(text: str | None) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

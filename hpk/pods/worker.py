@@ -356,7 +356,8 @@ class Worker:
                     event["message"],
                     container=event["container"],
                     at=event["at"],
-                    key=f"agent {event['number']}",
+                    number=event["number"],
+                    count=event.get("count", 1),
                 )
         state = facts.allocation
         if state and state.phase is model.Phase.QUEUED and state.reason not in {"", "None", self._told_queue}:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
 from hpk import errors, jobdir
-from hpk.pods import admit, agents, events, gate, model, prepare, report, services, watch
+from hpk.pods import admit, agents, correlate, events, gate, model, prepare, report, services, watch
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -203,9 +203,11 @@ class World:
         found: dict[str, Any] = self.api.peek(f"{PODS}/{name}").get("status") or {}
         return found
 
-    def told(self) -> list[events.Event]:
+    def told(self) -> list[correlate.Event]:
         """The events that wait to be posted; each once."""
-        return [self.recorder._queue.get_nowait() for _ in range(self.recorder._queue.qsize())]
+        found = [told.event for told in self.recorder._waiting.values()]
+        self.recorder._waiting.clear()
+        return found
 
     def exists(self, name: str = "p") -> bool:
         """Whether the API server has the pod."""

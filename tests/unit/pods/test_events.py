@@ -1,10 +1,12 @@
-"""Events are told once each, in the background, and never at the kubelet's cost."""
+"""Events are told in the background, as few objects, none twice, and never at the kubelet's cost."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from hpk import errors
@@ -16,13 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 EVENTS = "/api/v1/namespaces/ns/events"
-POD = v1.pod({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {"containers": [{"name": "c"}]}})
+SPEC = {"containers": [{"name": "c"}], "initContainers": [{"name": "i"}], "ephemeralContainers": [{"name": "e"}]}
+POD = v1.pod({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": SPEC})
 
 
 def recorder(api: kube.FakeKube) -> events.Recorder:
     """A recorder of the kubelet's."""
     client: Any = api
-    return events.Recorder(client, component="kubelet", host="hpk")
+    return events.Recorder(client, component="kubelet", host="hpk", history=client)
 
 
 @pytest.fixture
@@ -61,22 +64,86 @@ async def test_an_event_names_the_pod_and_the_container(api: kube.FakeKube, told
     assert event["firstTimestamp"] == event["lastTimestamp"] == "1970-01-01T00:00:00Z"
 
 
+@pytest.mark.parametrize(("name", "path"), [("c", "containers"), ("i", "initContainers"), ("e", "ephemeralContainers")])
+async def test_an_event_names_the_kind_of_container(
+    api: kube.FakeKube, told: events.Recorder, name: str, path: str
+) -> None:
+    """As the kubelet's own do."""
+    told.tell(POD, "Normal", "Started", "Container started", container=name)
+    (event,) = await posted(api, calls=1)
+    assert event["involvedObject"]["fieldPath"] == f"spec.{path}{{{name}}}"
+
+
 async def test_a_repetition_raises_the_count(api: kube.FakeKube, told: events.Recorder) -> None:
-    """One object, however often it is said."""
-    for _ in range(3):
-        told.tell(POD, "Normal", "BackOff", "pulling")
+    """One object, however often it is said; what waits to be written is written once."""
+    told.tell(POD, "Normal", "BackOff", "pulling", at=10.0)
+    await posted(api, calls=1)
+    for at in (20.0, 30.0):
+        told.tell(POD, "Normal", "BackOff", "pulling", at=at)
     (event,) = await posted(api, calls=3)
-    assert event["count"] == 3
+    assert (event["count"], event["firstTimestamp"][-4:], event["lastTimestamp"][-4:]) == (3, ":10Z", ":30Z")
+    assert [call.verb for call in api.calls] == ["create", "get", "patch", "get"]
+
+
+async def test_what_the_agent_counted_is_the_count(api: kube.FakeKube, told: events.Recorder) -> None:
+    """It tells only now and then how often a probe has failed."""
+    now = time.time()
+    told.tell(POD, "Warning", "Unhealthy", "Readiness probe failed", number=1, at=now)
+    told.tell(POD, "Warning", "Unhealthy", "Readiness probe failed", number=2, count=40, at=now)
+    told.tell(POD, "Warning", "Unhealthy", "Readiness probe failed", number=2, count=40, at=now)
+    (event,) = await posted(api, calls=1)
+    assert event["count"] == 40
+
+
+async def restarted(api: kube.FakeKube) -> tuple[events.Recorder, asyncio.Task[None]]:
+    """The recorder of the next kubelet."""
+    made = recorder(api)
+    await made.load()
+    return made, asyncio.create_task(made.run())
 
 
 async def test_a_kubelet_that_restarts_tells_nothing_twice(api: kube.FakeKube, told: events.Recorder) -> None:
-    """The name comes from what is told, not from chance."""
-    told.tell(POD, "Normal", "Started", "Started container c", key="agent 4")
+    """It asks once what was told, and then for nothing: not of one of thousands of the agents' events."""
+    now = time.time()
+    told.tell(POD, "Normal", "Started", "Container started", number=4, at=now)
+    told.tell(POD, "Normal", "BackOff", "pulling", at=now)
+    await posted(api, calls=2)
+    api.calls.clear()
+    again, task = await restarted(api)
+    for number in range(1, 5):
+        again.tell(POD, "Normal", "Started", "Container started", number=number, at=now)
+    again.tell(POD, "Normal", "Started", "Container started", number=5, at=now - 4000)  # kept no longer
+    again.tell(POD, "Normal", "BackOff", "pulling", at=now)
+    await posted(api, calls=2)
+    assert [call.verb for call in api.calls] == ["get", "patch", "get"]
+    assert [event["count"] for event in await api.list(EVENTS) if event["reason"] == "BackOff"] == [2]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_is_told_once_ever_is_told_once_ever(api: kube.FakeKube, told: events.Recorder) -> None:
+    """By a key, whatever its text says the next time, and whichever kubelet says it."""
+    told.tell(POD, "Warning", "Evicted", "Slurm job 7 was cancelled", key="end")
+    told.tell(POD, "Warning", "Evicted", "Slurm job 7 was cancelled, said again", key="end")
     await posted(api, calls=1)
-    again = recorder(api)
-    task = asyncio.create_task(again.run())
-    again.tell(POD, "Normal", "Started", "Started container c", key="agent 4")
-    (event,) = await posted(api, calls=2)
+    again, task = await restarted(api)
+    again.tell(POD, "Warning", "Evicted", "Slurm job 7 was cancelled", key="end")
+    (event,) = await posted(api, calls=3)
+    assert event["count"] == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_kubelet_that_cannot_learn_what_was_told_starts_all_the_same(
+    api: kube.FakeKube, told: events.Recorder
+) -> None:
+    """Its events are refused as known, then."""
+    told.tell(POD, "Normal", "Started", "Container started")
+    await posted(api, calls=1)
+    api.fail(errors.ApiUnavailable("away"), verb="get")
+    again, task = await restarted(api)
+    again.tell(POD, "Normal", "Started", "Container started")
+    (event,) = await posted(api, calls=4)
     assert event["count"] == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -110,19 +177,19 @@ async def test_words_that_are_not_utf8_are_told(api: kube.FakeKube, told: events
 
 async def test_a_full_queue_never_raises(api: kube.FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who tells must not care."""
-    monkeypatch.setattr(events, "QUEUE_LENGTH", 1)
+    monkeypatch.setattr(events, "MOST_WAITING", 1)
     silent = recorder(api)
-    for _ in range(3):
-        silent.tell(POD, "Normal", "X", "x")
+    for number in range(3):
+        silent.tell(POD, "Normal", "X", str(number))
     assert api.calls == []
+    assert len(silent._waiting) == 1
 
 
-async def test_what_is_remembered_of_events_is_bounded(
-    api: kube.FakeKube, told: events.Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_remembered_of_pods_is_bounded(api: kube.FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubelet that lives for months does not grow with what it has told."""
-    monkeypatch.setattr(events, "REMEMBERED", 2)
+    monkeypatch.setattr(events, "MOST_PODS", 2)
+    made = recorder(api)
     for number in range(5):
-        told.tell(POD, "Normal", "X", str(number))
-    await posted(api, calls=5)
-    assert len(told._counts) == 2
+        pod = msgspec.structs.replace(POD, metadata=msgspec.structs.replace(POD.metadata, uid=str(number)))
+        made.tell(pod, "Normal", "X", "x", number=1)
+    assert list(made._told) == ["3", "4"]

@@ -1,0 +1,177 @@
+"""Which events are worth telling, and as one with which others: pure but for the clock that it is given.
+
+As client-go's correlator does it (tools/record/events_cache.go of Kubernetes 1.37): what is said again raises a count;
+ten texts of one reason about one pod within ten minutes become one event; and a pod may have 25 events of a type at
+once, then one in five minutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+Kind = Literal["Normal", "Warning"]
+Key = tuple[str, ...]
+Value = TypeVar("Value")
+
+MOST_REMEMBERED = 4096
+MOST_SIMILAR = 10
+SIMILAR_SECONDS = 600.0
+BURST = 25
+REFILL_SECONDS = 300.0
+COMBINED = "(combined from similar events): "
+NAME_LENGTH = 230
+"""Of a pod's name within an event's: both may have 253 characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing to tell about a pod.
+
+    Attributes:
+        field_path: The part of the pod that it is about, such as ``spec.containers{c}``; may be empty.
+        at: When it happened, in Unix seconds.
+        count: How often it has happened so far, as far as who tells it knows.
+        number: Of the agent's event, 0 for the kubelet's own.
+        key: If not empty, it is told once ever under this key, whatever its text.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    kind: Kind
+    reason: str
+    message: str
+    at: float
+    field_path: str = ""
+    count: int = 1
+    number: int = 0
+    key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """An event as the API server is to have it; ``is_new`` if it is to be created."""
+
+    event: Event
+    name: str
+    count: int
+    first_at: float
+    is_new: bool
+
+
+@dataclass(kw_only=True)
+class _Similar:
+    texts: set[str] = field(default_factory=set)
+    last_at: float = float("-inf")
+
+
+@dataclass(kw_only=True)
+class _Seen:
+    count: int
+    first_at: float
+
+
+@dataclass(kw_only=True)
+class _Budget:
+    left: float
+    at: float
+
+
+class Correlator:
+    """Remembers what was told about the pods that had events last."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: _Newest[_Seen] = _Newest()
+        self._similar: _Newest[_Similar] = _Newest()
+        self._budgets: _Newest[_Budget] = _Newest()
+
+    def correlate(self, event: Event) -> Told | None:
+        """Return what to write, or None if the event is not worth it."""
+        if event.key:
+            return self._once(event)
+        event, key = self._aggregated(event)
+        seen = self._seen.get(key)
+        count = max(event.count, seen.count + 1 if seen else 1)
+        first_at = seen.first_at if seen else event.at
+        self._seen.put(key, _Seen(count=count, first_at=first_at))
+        if not self._is_affordable((event.uid, event.kind)):
+            return None
+        return Told(event=event, name=_name(event, key), count=count, first_at=first_at, is_new=seen is None)
+
+    def _once(self, event: Event) -> Told | None:
+        """Return the event unless it was told; how a pod ended must not drown in what went before."""
+        key: Key = ("once", event.uid, event.key)
+        if self._seen.get(key) is not None:
+            return None
+        self._seen.put(key, _Seen(count=1, first_at=event.at))
+        return Told(event=event, name=_name(event, key), count=1, first_at=event.at, is_new=True)
+
+    def remember(self, event: Event, *, first_at: float) -> None:
+        """Know an event that was told by a kubelet before this one."""
+        combined = event.message.startswith(COMBINED)
+        key = _similar_key(event) if combined else _key(event)
+        self._seen.put(key, _Seen(count=event.count, first_at=first_at))
+
+    def _aggregated(self, event: Event) -> tuple[Event, Key]:
+        """Return the event, or the one that stands for it and the like of it, and what identifies that."""
+        now, key = self._clock(), _similar_key(event)
+        similar = self._similar.get(key)
+        if similar is None or now - similar.last_at > SIMILAR_SECONDS:
+            similar = _Similar()
+        similar.texts.add(event.message)
+        similar.last_at = now
+        self._similar.put(key, similar)
+        if len(similar.texts) < MOST_SIMILAR:
+            return event, _key(event)
+        similar.texts.pop()
+        message = COMBINED + event.message
+        return dataclasses.replace(event, message=message, count=1), key
+
+    def _is_affordable(self, key: Key) -> bool:
+        now = self._clock()
+        budget = self._budgets.get(key) or _Budget(left=BURST, at=now)
+        left = min(float(BURST), budget.left + (now - budget.at) / REFILL_SECONDS)
+        is_affordable = left >= 1
+        self._budgets.put(key, _Budget(left=left - is_affordable, at=now))
+        return is_affordable
+
+
+class _Newest(Generic[Value]):
+    """What was used last, of a bounded number."""
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[Hashable, Value] = OrderedDict()
+
+    def get(self, key: Hashable) -> Value | None:
+        if key in self._items:
+            self._items.move_to_end(key)
+        return self._items.get(key)
+
+    def put(self, key: Hashable, value: Value) -> None:
+        self._items[key] = value
+        self._items.move_to_end(key)
+        while len(self._items) > MOST_REMEMBERED:
+            self._items.popitem(last=False)
+
+
+def _key(event: Event) -> Key:
+    return (event.uid, event.field_path, event.kind, event.reason, event.message)
+
+
+def _similar_key(event: Event) -> Key:
+    return ("similar", event.uid, event.kind, event.reason)
+
+
+def _name(event: Event, key: Key) -> str:
+    """Return the name of the event's object: the same for the same key, also after a restart."""
+    # What was not UTF-8 in a container's or Slurm's words comes as surrogates.
+    digest = hashlib.sha256("\0".join(key).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return f"{event.name[:NAME_LENGTH]}.{digest}"
