@@ -19,6 +19,8 @@ POD_IP = "\0podIP\0"
 """Stands for the pod's address in a plan; NUL cannot occur in an argument or an environment variable."""
 HOST_IP = "\0hostIP\0"
 """Stands for the compute node's address in a plan."""
+NODE_HOSTS = "\0nodeHosts\0"
+"""Stands for the compute node's own /etc/hosts in a plan."""
 
 # Where the sandbox finds what the job script binds into it (hpk.sif has these directories).
 SANDBOX_POD = "/run/hpk/pod"

@@ -5,7 +5,8 @@ an old agent would misread raises :data:`hpk.jobdir.VERSION`.  Times are Unix se
 seconds, modes are integers, sizes are bytes.
 
 In every string of ``argv``, ``env`` and ``hosts`` the agent replaces
-:data:`hpk.jobdir.POD_IP` and :data:`hpk.jobdir.HOST_IP`, which only the job knows.
+:data:`hpk.jobdir.POD_IP` and :data:`hpk.jobdir.HOST_IP`, which only the job knows, and in ``hosts``
+:data:`hpk.jobdir.NODE_HOSTS`.
 """
 
 from __future__ import annotations
@@ -127,11 +128,20 @@ class Address(TypedDict):
     gateway: str
 
 
+class Dns(TypedDict):
+    """What a pod's ``dnsConfig`` adds; ``options`` are pairs of name and value, the latter None where there is none."""
+
+    nameservers: list[str]
+    searches: list[str]
+    options: list[tuple[str, str | None]]
+
+
 class PodPlan(TypedDict):
     """``spec.json``: all that the agent must know to run the pod.
 
     ``address`` is there in network ``overlay``.  ``has_one_id``: the site gives no subordinate ids, so that every
     user of the pod is the one who submitted its job.  ``share_processes``: all containers see each other's.
+    ``resolv_conf`` is what ``dns`` is added to; None for the node's own.
     """
 
     version: int
@@ -148,6 +158,7 @@ class PodPlan(TypedDict):
     share_processes: NotRequired[bool]
     hosts: str
     resolv_conf: str | None
+    dns: NotRequired[Dns]
     link: Link
     volumes: list[Volume]
     containers: list[ContainerPlan]

@@ -74,6 +74,8 @@ async def _run(start: main.Start) -> int:
 
 async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) -> None:
     if start.failure is None:
+        for why in start.box.left_out:
+            reporter.event("Warning", "DNSConfigForming", why)
         await the_pod.live()
         return
     reason, message = start.failure

@@ -10,7 +10,7 @@ import os
 import sys
 
 from hpk import jobdir
-from hpk.agent import images, linux, volumes
+from hpk.agent import etc, images, linux, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class Sandbox:
         self.oom_score = 0
         self.pause = 0
         """The first process of the PID namespace that all containers share, if they do."""
+        self.left_out: list[str] = []
+        """What of the pod's DNS settings no resolver could take; for its events."""
 
     def prepare(self) -> None:
         """Make everything but the volumes.
@@ -151,17 +153,25 @@ class Sandbox:
                 linux.mount("tmpfs", "/sys/fs/cgroup", "tmpfs", options="mode=0755,size=0")
 
     def _write_etc(self) -> None:
-        resolv_conf = self.plan["resolv_conf"]
-        if resolv_conf is None:
-            with open("/etc/resolv.conf", encoding="utf-8", errors="surrogateescape") as file:
-                resolv_conf = file.read()
-            if self.address:
-                resolv_conf = reachable_servers(resolv_conf, instead=self.address["gateway"])
-        texts = {"hosts": self.plan["hosts"], "hostname": self.plan["hostname"] + "\n", "resolv.conf": resolv_conf}
+        texts = {
+            "hosts": etc.hosts(self.plan["hosts"], node=_read("/etc/hosts")),
+            "hostname": self.plan["hostname"] + "\n",
+            "resolv.conf": self._resolv_conf(),
+        }
         for name, text in texts.items():
             with open(self.etc(name), "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(self.fill(text))
             os.chmod(self.etc(name), 0o644)
+
+    def _resolv_conf(self) -> str:
+        text = self.plan["resolv_conf"]
+        if text is None:
+            text = _read("/etc/resolv.conf")
+            if self.address:
+                text = reachable_servers(text, instead=self.address["gateway"])
+        if added := self.plan.get("dns"):
+            text, self.left_out = etc.resolv_conf(text, added)
+        return text
 
     def close(self) -> None:
         """Unmount images and remove what is on scratch; the tmpfs goes with the mount namespace."""
@@ -204,6 +214,11 @@ def reachable_servers(resolv_conf: str, *, instead: str) -> str:
     lines = resolv_conf.splitlines(keepends=True)
     loopback = ("nameserver 127.", "nameserver ::1", "nameserver 0.")
     return "".join(f"nameserver {instead}\n" if line.startswith(loopback) else line for line in lines)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
 
 
 def _names(directory: str) -> list[str]:

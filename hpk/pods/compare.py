@@ -45,8 +45,44 @@ def _normal(value: Any) -> Any:
 
 
 def may_follow(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a status may replace another: a terminal phase is final, and what has run is not Pending again."""
+    """Return whether a status may replace another: a terminal phase is final, and nothing that has run un-starts.
+
+    A status that goes back comes of a report that cannot be read just now.  A terminal one is the last word.
+    """
     phase = current.get("phase")
+    if phase in status.TERMINAL:
+        return bool(wanted["phase"] == phase)
+    if wanted["phase"] in status.TERMINAL:
+        return True
     if phase == "Running" and wanted["phase"] == "Pending":
-        return False  # nothing un-starts: the report that said so cannot be read just now
-    return phase not in status.TERMINAL or wanted["phase"] == phase
+        return False
+    return not any(
+        _goes_back(before, after)
+        for key in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
+        for before in current.get(key) or []
+        for after in wanted.get(key) or []
+        if before["name"] == after["name"]
+    )
+
+
+def _goes_back(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether a container's status takes back what was said of one of its runs."""
+    counts = [one.get("restartCount") or 0 for one in (before, after)]
+    if counts[0] != counts[1]:
+        return counts[1] < counts[0]
+    steps = [_step(one) for one in (before, after)]
+    # A container that is stopped while it waits to be restarted shows its last run again.
+    return steps[1] < steps[0] and steps != [_BACK_OFF, _ENDED]
+
+
+_NOT_BEGUN, _RUNNING, _ENDED, _BACK_OFF = range(4)
+
+
+def _step(container: Mapping[str, Any]) -> int:
+    """Return how far the run is that a container's restart count names."""
+    state = container.get("state") or {}
+    if "running" in state:
+        return _RUNNING
+    if "terminated" in state:
+        return _ENDED
+    return _BACK_OFF if (container.get("lastState") or {}).get("terminated") else _NOT_BEGUN

@@ -276,7 +276,8 @@ def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:
         data = (found.secrets.get(secret.name) or {}).get("data") or {}
         try:
             config = json.loads(base64.b64decode(data.get(".dockerconfigjson", "")) or b"{}")
-            auths = {**config.get("auths", {}), **auths}
+            older = json.loads(base64.b64decode(data.get(".dockercfg", "")) or b"{}")
+            auths = {**older, **(config.get("auths") or {}), **auths}
         except (ValueError, AttributeError) as error:
             raise errors.PodRefused(
                 f"imagePullSecret {secret.name} holds no docker config: {error}", reason="InvalidPullSecret"

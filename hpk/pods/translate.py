@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hpk.network import sandbox
     from hpk.volumes import sources
 
+NODE_HOSTS_HEAD = "# Kubernetes-managed hosts file (host network).\n"
 HOSTS_HEAD = """# Kubernetes-managed hosts file.
 127.0.0.1\tlocalhost
 ::1\tlocalhost ip6-localhost ip6-loopback
@@ -110,7 +111,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "deadline_at": found.started_at.timestamp() + deadline if deadline is not None else None,
         "network": network(pod, site),  # type: ignore[typeddict-item]
         "hosts": hosts(pod, site.cluster_domain),
-        "resolv_conf": resolv_conf(pod),
+        "resolv_conf": "" if pod.spec.dns_policy == "None" else None,
         "link": found.link,
         "volumes": volume_plan.volumes(pod, found.sources, allocatable=cluster.allocatable),
         "containers": containers,
@@ -119,6 +120,8 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "has_one_id": site.has_one_id,
         "share_processes": pod.spec.share_process_namespace,
     }
+    if (added := dns(pod)) is not None:
+        plan["dns"] = added
     if plan["network"] == "overlay" and found.address:
         plan["address"] = found.address
     return plan
@@ -278,29 +281,30 @@ def _mount(mount: v1.VolumeMount, env: Mapping[str, str], container: str) -> rec
 
 
 def hosts(pod: v1.Pod, domain: str) -> str:
-    """/etc/hosts as the kubelet writes it; the pod's own address is the agent's to fill in."""
+    """Return /etc/hosts as the kubelet writes it; addresses and the node's own file are the agent's to fill in."""
     name = environment.hostname(pod)
     spec = pod.spec
-    fqdn = f"{name}.{spec.subdomain}.{pod.metadata.namespace}.svc.{domain}\t" if spec.subdomain else ""
-    text = HOSTS_HEAD + f"{jobdir.POD_IP}\t{fqdn}{name}\n"
+    if spec.host_network:
+        text = NODE_HOSTS_HEAD + jobdir.NODE_HOSTS
+    else:
+        fqdn = f"{name}.{spec.subdomain}.{pod.metadata.namespace}.svc.{domain}\t" if spec.subdomain else ""
+        text = HOSTS_HEAD + f"{jobdir.POD_IP}\t{fqdn}{name}\n"
     if spec.host_aliases:
         text += "\n# Entries added by HostAliases.\n"
         text += "".join(f"{alias.ip}\t" + "\t".join(alias.hostnames) + "\n" for alias in spec.host_aliases)
     return text
 
 
-def resolv_conf(pod: v1.Pod) -> str | None:
-    """/etc/resolv.conf from ``dnsConfig``, or None where the compute node's own is to be used."""
+def dns(pod: v1.Pod) -> records.Dns | None:
+    """Return what the pod adds to its resolv.conf, whatever its dnsPolicy; None if it adds nothing."""
     config = pod.spec.dns_config
-    if pod.spec.dns_policy != "None":
+    if config == v1.DnsConfig():
         return None
-    lines = [f"nameserver {server}" for server in config.nameservers[:3]]
-    if config.searches:
-        lines.append("search " + " ".join(config.searches[:32]))
-    options = [o.name if o.value is None else f"{o.name}:{o.value}" for o in config.options]
-    if options:
-        lines.append("options " + " ".join(options))
-    return "".join(line + "\n" for line in lines)
+    return {
+        "nameservers": config.nameservers,
+        "searches": config.searches,
+        "options": [(option.name, option.value) for option in config.options],
+    }
 
 
 def directives(pod: v1.Pod, *, site: Site, directory: Path, time_limit: int | None) -> dict[str, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -91,12 +92,14 @@ class World:
         )
         self.attempts = prepare.Attempts()
 
-    async def once(self, container: dict[str, Any] | None = None, **spec: Any) -> prepare.Ready:
+    async def once(
+        self, container: dict[str, Any] | None = None, *, cluster: admit.Cluster = CLUSTER, **spec: Any
+    ) -> prepare.Ready:
         """Try once."""
         raw = {"name": "c", "image": "reg/a:1", **(container or {})}
         meta = {"name": "p", "namespace": "ns", "uid": "u"}
         pod = v1.pod({"metadata": meta, "spec": {"containers": [raw], **spec}})
-        return await self.preparer.prepare(pod, cluster=CLUSTER, started_at=NOW, attempts=self.attempts)
+        return await self.preparer.prepare(pod, cluster=cluster, started_at=NOW, attempts=self.attempts)
 
     async def waiting(self, container: dict[str, Any] | None = None, **spec: Any) -> prepare.NotReady:
         """Try once, in vain."""
@@ -221,8 +224,23 @@ async def test_pull_secrets_reach_the_registry_client(world: World) -> None:
         text = f'{{"auths": {{"reg": {{"auth": "{word}"}}, "{name}": {{}}}}}}'
         data = {".dockerconfigjson": base64.b64encode(text.encode()).decode()}
         world.api.put(f"{NAMESPACE}/secrets/{name}", {"metadata": {"name": name}, "data": data})
-    await world.once(imagePullSecrets=[{"name": "one"}, {"name": "two"}, {"name": "missing"}])
-    assert world.store.asked[0][2] == {"auths": {"reg": {"auth": "Zmlyc3Q="}, "one": {}, "two": {}}}
+    older = base64.b64encode(b'{"reg": {"auth": "b2xk"}, "old": {"auth": "b2xk"}}').decode()
+    world.api.put(f"{NAMESPACE}/secrets/old", {"metadata": {"name": "old"}, "data": {".dockercfg": older}})
+    await world.once(imagePullSecrets=[{"name": name} for name in ("one", "two", "missing", "old")])
+    auths = {"reg": {"auth": "Zmlyc3Q="}, "one": {}, "two": {}, "old": {"auth": "b2xk"}}
+    assert world.store.asked[0][2] == {"auths": auths}
+
+
+async def test_a_runtime_that_is_not_here_is_waited_for(world: World) -> None:
+    """In the kubelet's words: a pod that wants a sandbox of another kind must not run without it."""
+    cluster = dataclasses.replace(CLUSTER, runtime_handlers={"gvisor": "runsc"})
+    with pytest.raises(prepare.NotReady):
+        await world.once(cluster=cluster, runtimeClassName="gvisor")
+    (told,) = world.recorder.told
+    assert told == (
+        "FailedCreatePodSandBox",
+        'Failed to create pod sandbox: no runtime for "runsc" is configured (handlers: apptainer, crun, runc)',
+    )
 
 
 async def ephemeral(world: World, container: dict[str, Any], **spec: Any) -> Any:

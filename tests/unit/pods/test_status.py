@@ -373,3 +373,30 @@ def test_an_init_container_that_succeeded_is_ready(*, is_over: bool) -> None:
     told = report(containers, finished_at=T0 if is_over else None)
     first, second = made(pod(inits=("i", "j")), report=told, is_over=is_over)["initContainerStatuses"]
     assert (first["ready"], second["ready"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_legal"),
+    [
+        (record("waiting"), record("running"), True),
+        (record("running"), record("waiting"), False),
+        (record("running"), record("terminated", code=1), True),
+        (record("terminated", code=1), record("running"), False),
+        (record("terminated", code=1), record("running", restart_count=1), True),
+        (record("terminated", code=1), record("waiting", last_terminated=ended(1)), True),
+        (record("waiting", last_terminated=ended(1)), record("terminated", code=1), True),
+        (record("waiting", last_terminated=ended(1)), record("running"), False),
+        (record("running", restart_count=2), record("terminated", code=1, restart_count=1), False),
+    ],
+)
+def test_no_container_goes_back(
+    before: records.ContainerRecord, after: records.ContainerRecord, *, is_legal: bool
+) -> None:
+    """As the kubelet's status manager refuses it: what a run has come to is not taken back."""
+    one = pod(policy="Always", apps=("a", "c"))
+    others = {"a": record("running")}
+    was, would = (made(one, report=report({**others, "c": this})) for this in (before, after))
+    was["phase"] = would["phase"] = "Running"
+    assert compare.may_follow(was, would) is is_legal
+    over = made(one, report=report({**others, "c": after}, finished_at=T0), is_over=True)
+    assert compare.may_follow(was, over)

@@ -171,13 +171,28 @@ def test_hosts_has_the_pods_name_and_its_aliases() -> None:
     assert text.endswith("# Entries added by HostAliases.\n192.0.2.9\ta\tb.c\n")
 
 
-def test_resolv_conf_is_the_nodes_unless_the_pod_brings_its_own() -> None:
-    """dnsPolicy None with dnsConfig."""
-    assert translate.resolv_conf(pod()) is None
+def test_hosts_of_the_hosts_network_is_the_nodes_own() -> None:
+    """Under the kubelet's header, with the pod's aliases."""
+    one = pod(hostNetwork=True, hostAliases=[{"ip": "192.0.2.9", "hostnames": ["a"]}])
+    assert translate.hosts(one, "cluster.local") == (
+        f"# Kubernetes-managed hosts file (host network).\n{jobdir.NODE_HOSTS}\n# Entries added by HostAliases.\n"
+        "192.0.2.9\ta\n"
+    )
+
+
+@pytest.mark.parametrize(("policy", "base"), [("ClusterFirst", None), ("Default", None), ("None", "")])
+def test_what_a_pod_adds_to_its_resolv_conf_counts_whatever_its_policy(policy: str, base: str | None) -> None:
+    """To the node's own, or with policy None to nothing."""
     options = [{"name": "ndots", "value": "2"}, {"name": "rotate"}]
     config = {"nameservers": ["192.0.2.53"], "searches": ["a", "b"], "options": options}
-    text = translate.resolv_conf(pod(dnsPolicy="None", dnsConfig=config))
-    assert text == "nameserver 192.0.2.53\nsearch a b\noptions ndots:2 rotate\n"
+    plan = planned(pod(dnsPolicy=policy, dnsConfig=config))
+    assert plan["resolv_conf"] == base
+    assert plan["dns"] == {
+        "nameservers": ["192.0.2.53"],
+        "searches": ["a", "b"],
+        "options": [("ndots", "2"), ("rotate", None)],
+    }
+    assert "dns" not in planned(pod(dnsPolicy="Default"))
 
 
 def options(one: v1.Pod, *, time_limit: int | None = None) -> dict[str, str | None]:
