@@ -98,6 +98,7 @@ class Cluster:
             labels=made.labels,
             taints=made.taints,
             is_unschedulable=made.is_unschedulable,
+            trouble=made.trouble,
             extended=made.extended,
             runtime_handlers=self.runtime_handlers(),
             capacity=self.capacity,

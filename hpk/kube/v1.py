@@ -308,6 +308,7 @@ class PodSpec(Model, frozen=True, kw_only=True):
     os: PodOS | None = None
     runtime_class_name: str = ""
     overhead: dict[str, str | int | float] = {}
+    resources: Resources = Resources()
     # What a scheduler looks at, see hpk.pods.schedule.
     scheduler_name: str = ""
     scheduling_gates: list[SchedulingGate] = []

@@ -26,12 +26,14 @@ class View:
         labels: All labels, the kubelet's own included.
         taints: All taints.
         is_unschedulable: Whether it is cordoned.
+        trouble: Why it is not ready; empty if it is.
         extended: What others have added to its resources.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[selectors.Taint, ...] = ()
     is_unschedulable: bool = False
+    trouble: str = ""
     extended: Mapping[str, Decimal] = field(default_factory=dict)
 
 
@@ -46,5 +48,11 @@ def of(raw: dict[str, Any] | None, facts: node.Facts) -> View:
         labels={**node.labels(facts), **(raw["metadata"].get("labels") or {})},
         taints=tuple(msgspec.convert(spec.get("taints") or [], list[selectors.Taint])),
         is_unschedulable=bool(spec.get("unschedulable")),
+        trouble=_trouble(status.get("conditions") or []),
         extended={name: quantity.parse(value) for name, value in offered.items() if name not in OURS},
     )
+
+
+def _trouble(conditions: list[dict[str, Any]]) -> str:
+    found = next((one for one in conditions if one["type"] == "Ready" and one["status"] != "True"), None)
+    return "" if found is None else str(found.get("message") or found.get("reason") or "unknown").rstrip(".")

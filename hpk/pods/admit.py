@@ -46,6 +46,7 @@ class Cluster:
         name: The node's.
         taints: Of the node object.
         is_unschedulable: Whether the node is cordoned.
+        trouble: Why the node is not ready; empty if it is.
         extended: What others have added to the node's allocatable, of which Slurm knows nothing.
         runtime_handlers: By RuntimeClass its handler; None if they are not known.
         capacity: What Slurm last said of its nodes and partitions; None if it has said nothing.
@@ -63,6 +64,7 @@ class Cluster:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[selectors.Taint, ...] = ()
     is_unschedulable: bool = False
+    trouble: str = ""
     extended: Mapping[str, Decimal] = field(default_factory=dict)
     runtime_handlers: Mapping[str, str] | None = None
     capacity: slurm_model.Capacity | None = None

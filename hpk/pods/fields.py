@@ -57,7 +57,6 @@ REFUSED: dict[str, str] = {
     "PodSpec.hostPID": "other users' processes on the compute node are not the pod's to see",
     "PodSpec.hostnameOverride": "use hostname",
     "PodSpec.resourceClaims": _NO_CLAIMS,
-    "PodSpec.resources": "give each container its resources",
     "PodSpec.schedulingGroup": _ALPHA,
     "PodSpec.setHostnameAsFQDN": "the kernel's host name is the short one",
     "PodSecurityContext.sysctls": "a namespaced kernel setting is the compute node's to allow",
@@ -109,6 +108,23 @@ REFUSED: dict[str, str] = {
     "Volume.vsphereVolume": _NO_CLOUD,
 }
 """Not done, by type and field; with what is told beside the field's name."""
+
+REMARKS: dict[str, str] = {
+    "Resources.limits": "a CPU limit grants no more than the job has: a pod's containers share its job's CPUs",
+    "Resources.requests": "the job is given them; of memory the limits, where there are any",
+    "PodSpec.priority": "of the pods that wait for room on the node, the highest comes first; Slurm orders jobs",
+    "PodSpec.resources": "the pod's own count instead of its containers' sum",
+    "PodSpec.runtimeClassName": "handlers runc, crun and apptainer are the runtime that is here; others are waited for",
+    "PodSpec.nodeSelector": "the node is all of Slurm; among Slurm's nodes choose by --constraint in the flags",
+    "PodSpec.affinity": "as a scheduler sees one node; on Slurm's nodes keep jobs apart by --exclusive in the flags",
+    "PodSpec.schedulerName": "pods of another scheduler are left to it",
+    "PodSpec.dnsPolicy": "there is no cluster DNS yet, so ClusterFirst is Default, as with a kubelet that has none",
+    "PodSecurityContext.seLinuxOptions": "without meaning where the kernel has no SELinux, else refused",
+    "SecurityContext.seLinuxOptions": "without meaning where the kernel has no SELinux, else refused",
+    "SecurityContext.privileged": "refused: a pod has no privilege over the compute node",
+    "ContainerPort.hostPort": "on the host's network only",
+}
+"""What is to be known of fields that are done."""
 
 ONLY: dict[str, tuple[frozenset[str], str]] = {
     "PodOS.name": (frozenset({"linux"}), "the nodes run Linux"),
@@ -177,7 +193,7 @@ def table() -> list[Row]:
         for key in _parts(kind):
             name = f"{kind.__name__}.{key}"
             only = ONLY.get(name)
-            reason = f"{', '.join(sorted(only[0]))} only: {only[1]}" if only else ""
+            reason = f"{', '.join(sorted(only[0]))} only: {only[1]}" if only else REMARKS.get(name, "")
             if name not in WITHOUT_MEANING:
                 rows.append(Row(name=name, standing="done", reason=reason))
     return sorted(rows, key=lambda row: row.name)

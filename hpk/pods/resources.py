@@ -40,23 +40,32 @@ class Request:
 
 def request(pod: v1.Pod) -> Request:
     """Return the pod's effective request, ready for sbatch; with the overhead that its RuntimeClass declares."""
-    memory = peak(pod, lambda c: _amount(c, "memory", is_limit_first=True))
+    memory = _of_pod(pod, "memory", is_limit_first=True)
     return Request(
         cpus=max(1, quantity.ceiling(effective(pod, "cpu"))),
         # A RuntimeClass's overhead alone names no memory for the containers.
         memory_bytes=quantity.ceiling(memory + _overhead(pod, "memory")) + OVERHEAD_BYTES if memory else None,
-        gpus=quantity.ceiling(peak(pod, lambda c: _amount(c, GPU, is_limit_first=True))),
+        gpus=quantity.ceiling(_of_pod(pod, GPU, is_limit_first=True)),
     )
 
 
 def effective(pod: v1.Pod, name: str) -> Decimal:
     """Return how much of a resource the pod requests; a limit counts where no request is."""
-    return peak(pod, lambda c: _amount(c, name, is_limit_first=False)) + _overhead(pod, name)
+    return _of_pod(pod, name, is_limit_first=False) + _overhead(pod, name)
+
+
+def _of_pod(pod: v1.Pod, name: str, *, is_limit_first: bool) -> Decimal:
+    """Return what the pod itself names (KEP-2837), else what its containers take at a time."""
+    own = pod.spec.resources
+    if name in own.requests or name in own.limits:
+        return _amount(own, name, is_limit_first=is_limit_first)
+    return peak(pod, lambda c: _amount(c.resources, name, is_limit_first=is_limit_first))
 
 
 def names(pod: v1.Pod) -> set[str]:
     """Return the resources that the pod names."""
-    parts = [part for c in pod.all_containers for part in (c.resources.requests, c.resources.limits)]
+    given = [pod.spec.resources, *(container.resources for container in pod.all_containers)]
+    parts = [part for one in given for part in (one.requests, one.limits)]
     return {name for part in (*parts, pod.spec.overhead) for name in part}
 
 
@@ -76,7 +85,6 @@ def _overhead(pod: v1.Pod, name: str) -> Decimal:
     return quantity.parse(pod.spec.overhead.get(name, 0))
 
 
-def _amount(container: v1.Container, name: str, *, is_limit_first: bool) -> Decimal:
-    limits, requests = container.resources.limits, container.resources.requests
-    first, second = (limits, requests) if is_limit_first else (requests, limits)
+def _amount(given: v1.Resources, name: str, *, is_limit_first: bool) -> Decimal:
+    first, second = (given.limits, given.requests) if is_limit_first else (given.requests, given.limits)
     return quantity.parse(first.get(name, second.get(name, 0)))

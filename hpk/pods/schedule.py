@@ -100,10 +100,10 @@ def _taints(pod: v1.Pod, cluster: admit.Cluster) -> Hindrance | None:
     found = selectors.untolerated(list(cluster.taints), pod.spec.tolerations)
     if not found:
         return None
-    named = ", ".join(taint.text for taint in found)
-    return Hindrance(
-        wants=Wants.NODE, reasons=("node(s) had untolerated taint(s)",), hint=f"Not tolerated by the pod: {named}."
-    )
+    hint = f"Not tolerated by the pod: {', '.join(taint.text for taint in found)}."
+    if cluster.trouble:
+        hint += f" The node is not ready: {cluster.trouble}."
+    return Hindrance(wants=Wants.NODE, reasons=("node(s) had untolerated taint(s)",), hint=hint)
 
 
 def _node_affinity(pod: v1.Pod, cluster: admit.Cluster) -> Hindrance | None:

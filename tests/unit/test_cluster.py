@@ -110,13 +110,18 @@ async def test_what_others_have_set_on_the_node_is_taken_from_the_api_server() -
     raw = {
         "metadata": {"name": "hpk", "labels": {"disk": "ssd"}},
         "spec": {"unschedulable": True, "taints": [{"key": "k", "effect": "NoSchedule"}]},
-        "status": {"capacity": {"example.com/fpga": "2", "cpu": "8", "pods": "9"}, "allocatable": {"cpu": "8"}},
+        "status": {
+            "capacity": {"example.com/fpga": "2", "cpu": "8", "pods": "9"},
+            "allocatable": {"cpu": "8"},
+            "conditions": [{"type": "Ready", "status": "False", "reason": "SlurmUnavailable", "message": "away."}],
+        },
     }
     made.node_object = lambda: raw
     found = made.for_binder()
     assert found is not None
     assert (found.labels["disk"], found.labels["kubernetes.io/os"]) == ("ssd", "linux")
     assert (found.is_unschedulable, [taint.key for taint in found.taints]) == (True, ["k"])
+    assert found.trouble == "away"
     assert found.extended == {"example.com/fpga": Decimal(2)}
 
 

@@ -75,7 +75,7 @@ def test_no_field_is_both_done_and_refused() -> None:
     assert not done & fields.REFUSED.keys()
     assert not done & fields.WITHOUT_MEANING.keys()
     assert not fields.REFUSED.keys() & fields.WITHOUT_MEANING.keys()
-    assert done >= fields.ONLY.keys()
+    assert done >= fields.ONLY.keys() | fields.REMARKS.keys()
 
 
 def test_every_reason_is_a_short_sentence_without_an_end() -> None:

@@ -59,3 +59,26 @@ def test_memory_is_the_limit_where_there_is_one() -> None:
 def test_gpus_come_from_limits() -> None:
     """An extended resource is set in limits."""
     assert request({"resources": {"limits": {"nvidia.com/gpu": "2"}}}, {}).gpus == 2
+
+
+def test_what_the_pod_itself_names_counts_instead_of_its_containers() -> None:
+    """Pod-level resources: the limit of memory, the request of CPUs."""
+    own = {"requests": {"cpu": "3", "memory": "1Gi"}, "limits": {"cpu": "8", "memory": "2Gi"}}
+    pod = v1.pod(
+        {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", **needs("1", "9Gi")}], "resources": own}}
+    )
+    assert resources.request(pod) == resources.Request(
+        cpus=3, memory_bytes=(2 << 30) + resources.OVERHEAD_BYTES, gpus=0
+    )
+    assert resources.effective(pod, "memory") == 1 << 30
+    assert resources.names(pod) == {"cpu", "memory"}
+
+
+def test_a_runtime_classes_overhead_is_added() -> None:
+    """But it is no memory for a pod that names none: Slurm's default applies to that."""
+    spec = {"containers": [{"name": "c", **needs("1")}], "overhead": {"cpu": "1500m", "memory": "8Mi"}}
+    made = resources.request(v1.pod({"metadata": {"name": "p"}, "spec": spec}))
+    assert (made.cpus, made.memory_bytes) == (3, None)
+    spec["containers"] = [{"name": "c", **needs("1", "1Gi")}]
+    made = resources.request(v1.pod({"metadata": {"name": "p"}, "spec": spec}))
+    assert made.memory_bytes == (1 << 30) + 8 * MI + resources.OVERHEAD_BYTES

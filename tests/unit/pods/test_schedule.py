@@ -80,6 +80,9 @@ def test_a_tainted_node_takes_who_tolerates_the_taint() -> None:
     assert found
     assert found.message == f"{NO_FIT}node(s) had untolerated taint(s). Not tolerated by the pod: {{k: v}}."
     assert hindrance(pod(tolerations=[{"key": "k", "value": "v"}]), taints=(TAINT,)) is None
+    found = hindrance(pod(), taints=(TAINT,), trouble="slurmctld has not answered since noon")
+    assert found
+    assert found.message.endswith(" The node is not ready: slurmctld has not answered since noon.")
 
 
 @pytest.mark.parametrize(
