@@ -85,7 +85,10 @@ class Binder:
         if cluster is None:
             return await self._hold(pod, schedule.Wants.NODE, schedule.NO_NODE)
         around = schedule.Surroundings(others=self._others, namespaces=self._namespaces)
-        hindrance = schedule.hindrance(pod, cluster, around)
+        try:
+            hindrance = schedule.hindrance(pod, cluster, around)
+        except errors.PodRefused:
+            hindrance = None  # its worker fails it by name; the webhook was away
         if hindrance is not None:
             return await self._hold(pod, hindrance.wants, hindrance.message)
         return await self._bind(raw, pod)

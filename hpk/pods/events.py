@@ -7,6 +7,7 @@ restarts writes no second one; before that it reads what was told, so that it as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections import OrderedDict
@@ -68,7 +69,8 @@ class Recorder:
             LOG.warning("Cannot read the events that were told before", component=self._component, error=str(error))
             return
         for raw in found["items"]:
-            self._remember(raw)
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # not ours: anybody may write events
+                self._remember(raw)
 
     def tell(
         self,

@@ -52,7 +52,7 @@ class Reviews:
         cluster = self._cluster()
         try:
             pod = admit.admit(raw, cluster=cluster)
-            if pod.spec.node_name:
+            if pod.spec.node_name == cluster.name:
                 fit.check(pod, cluster)
         except errors.PodRefused as error:
             return str(error), []
@@ -67,9 +67,11 @@ class Reviews:
         found = []
         if pod.spec.scheduling_gates:
             return []  # who set them knows
-        if pod.spec.scheduler_name not in {"", bind.SCHEDULER}:
+        if pod.spec.node_name:
+            found += [_no_such_node(pod, cluster)] if pod.spec.node_name != cluster.name else []
+        elif pod.spec.scheduler_name not in {"", bind.SCHEDULER}:
             found.append(bind.other_scheduler(pod))
-        elif not pod.spec.node_name and self._others is not None:
+        elif self._others is not None:
             hindrance = schedule.hindrance(pod, cluster, schedule.Surroundings(others=self._others))
             found += [f"the pod stays Pending for now: {hindrance.message}"] if hindrance else []
         missing = runtime.trouble(pod, cluster)
@@ -115,13 +117,21 @@ class Reviews:
 def _of_bound(raw: Object, old: Object) -> str | None:
     """Return why a pod on the node cannot be changed so: its job has been made from what it was."""
     for key in (*admit.FLAGS, *admit.MPI_FLAGS):
-        before, after = (one["metadata"].get("annotations", {}).get(key) for one in (old, raw))
+        before, after = ((one["metadata"].get("annotations") or {}).get(key) for one in (old, raw))
         if before != after:
             return (
                 f"annotation {key} cannot be changed now: the pod's Slurm job is made from what it was; delete the pod "
                 "and create it anew"
             )
     return None
+
+
+def _no_such_node(pod: v1.Pod, cluster: admit.Cluster) -> str:
+    name = pod.spec.node_name
+    return (
+        f"the pod will not run: there is no node {name}, for all of Slurm is the node {cluster.name}; leave nodeName "
+        f"out, and choose among Slurm's nodes by --nodelist={name} in the annotation {admit.FLAGS[0]}"
+    )
 
 
 def _is_worse(problem: str, old: Object, cluster: admit.Cluster) -> bool:

@@ -14,6 +14,7 @@ from hpk import errors
 from hpk.aio import backoff
 from hpk.kube import v1
 from hpk.pods import admit, bind, events, occupants
+from hpk.slurm import model
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -202,3 +203,13 @@ async def test_another_schedulers_pod_is_told_whom_it_waits_for(world: World) ->
     young = {"name": "p", "uid": "u", "creationTimestamp": datetime.now(UTC)}
     assert world.binder._leave(v1.pod({"metadata": young, "spec": {"containers": []}})) is not None
     assert world.told == []
+
+
+async def test_a_pod_that_cannot_be_had_is_bound_all_the_same(world: World) -> None:
+    """Its worker fails it by name: one that the webhook has missed must not stay Pending without a word."""
+    world.change(capacity=model.Capacity(cpus=1, memory_bytes=1, gres={}, nodes={}, partitions={}))
+    world.api.reactions[f"{PODS}/p/binding"] = lambda _body: {}
+    meta = {"name": "p", "namespace": "ns", "annotations": {"slurm.hpk.io/flags": "--wrap=x"}}
+    spec = {"schedulerName": "default-scheduler", "containers": [{"name": "c", "image": "i"}]}
+    world.api.put(f"{PODS}/p", {"metadata": meta, "spec": spec})
+    await world.until(lambda: world.bound() == ["p"])

@@ -193,3 +193,18 @@ async def test_what_is_remembered_of_pods_is_bounded(api: kube.FakeKube, monkeyp
         pod = msgspec.structs.replace(POD, metadata=msgspec.structs.replace(POD.metadata, uid=str(number)))
         made.tell(pod, "Normal", "X", "x", number=1)
     assert list(made._told) == ["3", "4"]
+
+
+async def test_events_that_others_have_written_do_no_harm(api: kube.FakeKube, told: events.Recorder) -> None:
+    """Anybody may write one in the kubelet's name, with what he likes in it."""
+    about = {"uid": "u", "name": "p", "namespace": "ns"}
+    shapes: list[dict[str, Any]] = [
+        {"metadata": {"annotations": {events.NUMBER: "many"}}, "involvedObject": about},
+        {"metadata": {}, "involvedObject": about, "firstTimestamp": "noon"},
+        {"metadata": {}},
+    ]
+    for number, shape in enumerate(shapes):
+        api.put(f"{EVENTS}/{number}", {**shape, "reportingComponent": "kubelet"})
+    await told.load()
+    told.tell(POD, "Normal", "Started", "Container started", number=1)
+    assert [event["count"] for event in await posted(api, calls=2) if event.get("reason")] == [1]

@@ -182,6 +182,7 @@ def test_an_ephemeral_container_is_refused_by_name_before_it_is_there() -> None:
         (raw("-p gpu", requests={"nvidia.com/gpu": 3}), "nvidia.com/gpu: 3 requested, 2 offered"),
         (raw(nodeSelector={"disk": "ssd"}), "1 node(s) didn't match Pod's node affinity/selector."),
         (raw(schedulerName="volcano"), "scheduler 'volcano'"),
+        (raw(nodeName="c1"), "there is no node c1, for all of Slurm is the node hpk; leave nodeName out"),
         (raw(runtimeClassName="kata"), 'no runtime for "kata-qemu" is configured'),
         (raw(runtimeClassName="gone"), 'RuntimeClass "gone" not found'),
     ],
