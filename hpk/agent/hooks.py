@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from hpk.agent import execs, httpget
+from hpk.agent import execs, httpget, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,8 @@ async def run(surroundings: pod.Surroundings, target: container.Container, hook:
             port = httpget.resolve_port(action["port"], target.plan.get("ports") or {})
             _, writer = await httpget.connect(action.get("host") or surroundings.box.pod_ip, port)
             writer.close()
-    except (execs.NotRunning, httpget.Failed, LookupError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever the container answers, a hook that cannot be run has failed
+        if not isinstance(error, (execs.NotRunning, httpget.Failed, LookupError, OSError)):
+            supervise.fault(f"hook of container {name}", error)
         return f"lifecycle hook for Container {name!r} in Pod {pod_name!r} failed - error: {error}"
     return ""

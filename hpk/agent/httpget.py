@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_REDIRECTS = 10
+MOST_HEADER_BYTES = 10 << 20
+"""Of a whole answer's headers, as Go's client (net/http, Transport.MaxResponseHeaderBytes)."""
+MOST_LINE_BYTES = 64 << 10
+"""What is kept of one header line; the rest is read and thrown away."""
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 
 
 class Failed(Exception):
@@ -23,7 +29,7 @@ async def get(action: Mapping[str, Any], *, pod_ip: str, ports: Mapping[str, int
     """The status of an ``httpGet`` action, and whether it was a redirect to another host, which nobody follows.
 
     Raises:
-        Failed: No connection, or no HTTP.
+        Failed: No connection, no HTTP, or nothing that can be understood.
         LookupError: The named port is not the container's.
     """
     port = resolve_port(action["port"], ports)
@@ -35,15 +41,38 @@ async def get(action: Mapping[str, Any], *, pod_ip: str, ports: Mapping[str, int
     for header in action.get("httpHeaders") or []:
         name = header["name"].lower()
         headers[name] = header.get("value", "")
-    for _ in range(MOST_REDIRECTS):
-        status, location = await _request(url, headers)
-        if status not in (301, 302, 303, 307, 308) or not location:
-            return status, False
-        target = urllib.parse.urljoin(url, location)
-        if urllib.parse.urlsplit(target).hostname != urllib.parse.urlsplit(url).hostname:
-            return status, True
-        url = target
+    try:
+        for _ in range(MOST_REDIRECTS):
+            status, location = await _request(url, headers)
+            if status not in _REDIRECTS or not location:
+                return status, False
+            target = redirected(url, location)
+            if target is None:
+                return status, True
+            url = target
+    except (OSError, ValueError, IndexError, EOFError, asyncio.LimitOverrunError) as error:
+        # ValueError: what is no URL (a Location, a port of six digits), no host name (a label of 64 bytes), no HTTP.
+        raise Failed(f'Get "{url}": {str(error) or "EOF"}') from error
     raise Failed(f'Get "{url}": stopped after 10 redirects')
+
+
+def redirected(url: str, location: str) -> str | None:
+    """Where a redirect leads, or None if that is another host; pure.
+
+    Raises:
+        ValueError: It leads nowhere.
+    """
+    try:
+        target = urllib.parse.urljoin(url, location)
+        parts = urllib.parse.urlsplit(target)
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"failed to parse Location header {location!r}: {error}") from error
+    if parts.hostname != urllib.parse.urlsplit(url).hostname:
+        return None
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f'unsupported protocol scheme "{parts.scheme}"')
+    return target
 
 
 def resolve_port(port: Any, ports: Mapping[str, int]) -> int:
@@ -61,18 +90,24 @@ def resolve_port(port: Any, ports: Mapping[str, int]) -> int:
     raise LookupError(f"couldn't find port: {port}")
 
 
-async def connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A TCP connection.
+async def connect(
+    host: str, port: int, *, context: ssl.SSLContext | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A TCP connection, or TLS with a context.
 
     Raises:
-        Failed: It was refused.
+        Failed: There is no such host, or it refused.
     """
     try:
-        return await asyncio.open_connection(host, port)
+        return await asyncio.open_connection(host, port, ssl=context, limit=MOST_LINE_BYTES)
+    except ssl.SSLError as error:
+        raise Failed(str(error)) from error
     except OSError as error:
         # asyncio puts its own words into strerror
         text = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
         raise Failed(f"dial tcp {_bracketed(host)}:{port}: connect: {text}") from error
+    except (ValueError, OverflowError) as error:  # a label of more than 63 bytes, a NUL; a port of six digits
+        raise Failed(f"dial tcp: lookup {host}: no such host ({error})") from error
 
 
 async def _request(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
@@ -80,47 +115,69 @@ async def _request(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
-        if parts.scheme == "https":
-            reader, writer = await _connect_tls(host, port)
-        else:
-            reader, writer = await connect(host, port)
+        reader, writer = await connect(host, port, context=_unverified() if parts.scheme == "https" else None)
     except Failed as error:
         raise Failed(f'Get "{url}": {error}') from error
     try:
-        lines = [f"GET {target} HTTP/1.1", f"host: {headers.get('host') or parts.netloc}"]
+        lines = [f"GET {_quoted(target)} HTTP/1.1", f"host: {headers.get('host') or parts.netloc}"]
         lines += [f"{name}: {value}" for name, value in headers.items() if name != "host"]
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape"))
         return await _read_head(reader)
-    except (OSError, ValueError, IndexError, asyncio.IncompleteReadError) as error:
-        raise Failed(f'Get "{url}": {str(error) or "EOF"}') from error
     finally:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
 
-async def _connect_tls(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The kubelet does not verify what it probes: it asks whether it answers, not who it is."""
+def _unverified() -> ssl.SSLContext:
+    """TLS as the kubelet's probes do it: they ask whether something answers, not who it is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    try:
-        return await asyncio.open_connection(host, port, ssl=context)
-    except OSError as error:
-        raise Failed(f"dial tcp {_bracketed(host)}:{port}: connect: {error}") from error
+    return context
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, str]:
-    first = await reader.readuntil(b"\n")
+    """The status and the Location.
+
+    Raises:
+        ValueError: It is no HTTP, or too long.
+        EOFError: It ends before.
+    """
+    left = MOST_HEADER_BYTES
+    first, length = await _read_line(reader, left)
     if not first.startswith(b"HTTP/"):
-        raise ValueError("malformed HTTP response")
+        raise ValueError(f'malformed HTTP response "{first[:80].decode("latin-1")}"')
     status = int(first.split()[1])
     location = ""
-    while (line := (await reader.readuntil(b"\n")).strip()) != b"":
+    while True:
+        left -= length
+        line, length = await _read_line(reader, left)
+        if not line:
+            return status, location
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"location":
             location = value.strip().decode("latin-1")
-    return status, location
+
+
+async def _read_line(reader: asyncio.StreamReader, most: int) -> tuple[bytes, int]:
+    """The beginning of the next line, stripped, and how long the line is."""
+    kept, length = b"", 0
+    while True:
+        try:
+            part = await reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError as error:
+            part = await reader.readexactly(error.consumed)
+        kept, length = kept + part[: MOST_LINE_BYTES - len(kept)], length + len(part)
+        if length > most:
+            raise ValueError(f"net/http: server response headers exceeded {MOST_HEADER_BYTES} bytes; aborted")
+        if part.endswith(b"\n"):
+            return kept.strip(), length
+
+
+def _quoted(target: str) -> str:
+    """The path and query with everything escaped that would end the request's line early."""
+    return urllib.parse.quote(target, safe=_PRINTABLE, errors="surrogateescape")
 
 
 def _bracketed(host: str) -> str:

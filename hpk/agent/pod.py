@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpk.agent import container, deadline, ephemeral, logs, processes, report, runs
+from hpk.agent import container, deadline, ephemeral, logs, processes, report, runs, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -173,8 +173,18 @@ class Pod:
             await self._unless_stopping(one.is_done)
 
     def _start(self, one: container.Container) -> asyncio.Task[bool]:
-        self._tasks[one] = asyncio.create_task(one.live(), name=f"container {one.plan['name']}")
+        self._tasks[one] = asyncio.create_task(self._guarded(one), name=f"container {one.plan['name']}")
         return self._tasks[one]
+
+    async def _guarded(self, one: container.Container) -> bool:
+        """Let a container live; whether its last run succeeded.  A fault of ours ends it, and no other."""
+        try:
+            return await one.live()
+        except Exception as error:  # noqa: BLE001 - as it says
+            name = one.plan["name"]
+            why = supervise.fault(f"life of container {name}", error)
+            self._all.reporter.event("Warning", "AgentFault", why, container=name)
+            return False
 
     async def _unless_stopping(self, event: asyncio.Event) -> None:
         """Wait for it, or for the wish to end the pod."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpk.agent import execs, httpget
+from hpk.agent import execs, httpget, supervise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -58,8 +59,13 @@ class Verdict:
 async def watch(surroundings: pod.Surroundings, target: container.Container) -> None:
     """Probe a container that has just started, for as long as it runs; cancelled when it ends."""
     plan = target.plan
+
+    def faulted(why: str) -> None:
+        surroundings.reporter.event("Warning", "AgentFault", why, container=plan["name"])
+
     if startup := plan.get("startup_probe"):
-        if not await _startup(surroundings, target, startup):
+        work = functools.partial(_startup, surroundings, target, startup)
+        if not await supervise.restarted(work, name="startup probe", on_fault=faulted):
             return
     elif plan["kind"] != "init":
         target.set_started()
@@ -68,9 +74,11 @@ async def watch(surroundings: pod.Surroundings, target: container.Container) -> 
         target.set_ready(True)
     async with asyncio.TaskGroup() as group:
         if readiness:
-            group.create_task(_readiness(surroundings, target, readiness))
+            asking = functools.partial(_readiness, surroundings, target, readiness)
+            group.create_task(supervise.restarted(asking, name="readiness probe", on_fault=faulted))
         if liveness:
-            group.create_task(_liveness(surroundings, target, liveness))
+            asking = functools.partial(_liveness, surroundings, target, liveness)
+            group.create_task(supervise.restarted(asking, name="liveness probe", on_fault=faulted))
 
 
 async def _startup(surroundings: pod.Surroundings, target: container.Container, probe: dict[str, Any]) -> bool:
@@ -137,6 +145,8 @@ async def _ask(
             text = f"{kind} probe errored and resulted in unknown state: {error}"
             reporter.event("Warning", "Unhealthy", text, container=name)
         return None
+    except Exception as error:  # noqa: BLE001 - an answer that cannot be read is no success, whatever is wrong with it
+        failure = supervise.fault(f"{kind.lower()} probe of container {name}", error)
     if failure is None:
         return True
     reporter.event("Warning", "Unhealthy", f"{kind} probe failed: {failure}", container=name)
@@ -194,18 +204,36 @@ def _timed_out(probe: Mapping[str, Any], seconds: float, pod_ip: str) -> str:
 
 
 async def _grpc(host: str, port: int, service: str) -> str | None:
-    """grpc.health.v1 by hand: the request is one string field, the answer one number."""
-    import grpc.aio  # noqa: PLC0415 - heavy, and few pods have such a probe
+    """Ask by grpc.health.v1; None if it serves, else what is wrong (pkg/probe/grpc).
 
-    name = service.encode()
-    request = b"\x0a" + bytes([len(name)]) + name if name else b""
-    async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+    Its messages are, on the wire, those of two well-known types: a string as field 1, and a number as field 1.
+    """
+    # heavy, and few pods have such a probe
+    import grpc.aio  # noqa: PLC0415
+    from google.protobuf import message, wrappers_pb2  # noqa: PLC0415
+
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    async with grpc.aio.insecure_channel(address, options=[("grpc.primary_user_agent", AGENT)]) as channel:
+        ask = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=wrappers_pb2.StringValue.SerializeToString,
+            response_deserializer=_as_it_is,
+        )
         try:
-            answer: bytes = await channel.unary_unary("/grpc.health.v1.Health/Check")(request)
+            answer = await ask(wrappers_pb2.StringValue(value=service))
+            status = wrappers_pb2.Int32Value.FromString(answer).value
         except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                lacks = "this server does not implement the grpc health protocol (grpc.health.v1.Health)"
+                return f"error: {lacks}: {error.details()}"
             return f"error: health rpc probe failed: {error.details()}"
-    status = answer[1] if answer[:1] == b"\x08" else 0
+        except message.DecodeError as error:
+            return f"error: health rpc probe failed: {error}"
     words = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
     if status == 1:
         return None
     return f"service unhealthy (responded with {words.get(status, str(status))!r})"
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import os
 import signal
 from typing import TYPE_CHECKING
 
 import hpk
-from hpk.agent import disk, logs, pod, processes, report, sessions
+from hpk.agent import disk, logs, pod, processes, report, sessions, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,14 +50,20 @@ async def _run(start: main.Start) -> int:
     loop.add_signal_handler(signal.SIGUSR1, the_pod.end, "TimeLimit")
     loop.add_signal_handler(signal.SIGINT, the_pod.end, "Signalled")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT))
-    writing = asyncio.create_task(reporter.run(), name="report")
+
+    def faulted(why: str) -> None:
+        reporter.event("Warning", "AgentFault", why)
+
+    writing = asyncio.create_task(supervise.restarted(reporter.run, name="report"), name="report")
     reporter.changed()
     life = asyncio.create_task(_live(start, the_pod, reporter), name="pod")
     loop.call_soon(reaper.reap)
     serve = sessions.Server(surroundings, the_pod).serve
-    link = asyncio.create_task(_link(start, the_pod, reporter, serve), name="link")
+    linking = functools.partial(_link, start, the_pod, reporter, serve)
+    link = asyncio.create_task(supervise.restarted(linking, name="link", on_fault=faulted), name="link")
     sweeper = asyncio.create_task(_sweep(reaper), name="sweep")
-    measuring = asyncio.create_task(disk.watch(box, on_exceeded=the_pod.evict), name="disk")
+    measure = functools.partial(disk.watch, box, on_exceeded=the_pod.evict)
+    measuring = asyncio.create_task(supervise.restarted(measure, name="disk limits", on_fault=faulted), name="disk")
     await life
     measuring.cancel()
     reporter.finish()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,8 @@ class LinkClient:
                     pause = FIRST_PAUSE_SECONDS
             except (OSError, ValueError, KeyError, grpc.RpcError):
                 pass  # the kubelet is away, or is just writing its address
+            except Exception:  # noqa: BLE001 - an agent that stops dialling cannot be reached any more
+                print(f"Cannot talk to the kubelet, will try again:\n{traceback.format_exc()}", flush=True)  # noqa: T201 - the job's output is the log
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads agents, protects nothing
             pause = min(pause * 2, MOST_PAUSE_SECONDS)
 

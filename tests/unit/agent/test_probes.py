@@ -62,6 +62,13 @@ class Server:
             "/near": b"HTTP/1.1 302 Found\r\nlocation: /bad\r\n\r\n",
             "/round": b"HTTP/1.1 302 Found\r\nLocation: /round\r\n\r\n",
             "/junk": b"SSH-2.0-OpenSSH\r\n",
+            "/nowhere": b"HTTP/1.1 302 Found\r\nLocation: http://[::1/\r\n\r\n",
+            "/port": b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:99999/\r\n\r\n",
+            "/file": b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1/\r\n\r\n",
+            "/long": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000 + b"\r\nY: z\r\n\r\n",
+            "/endless": (b"HTTP/1.1 200 OK\r\n" + (b"x: " + b"y" * 60_000 + b"\r\n") * 200),
+            "/half": b"HTTP/1.1 200 OK\r\nX: ",
+            "/a%20b": b"HTTP/1.1 200 OK\r\n\r\n",
         }
         if path == "/slow":
             await reader.read()
@@ -118,6 +125,43 @@ async def test_what_is_no_http_fails(server: Server) -> None:
     assert f":{server.port}/junk" in str(await check({"httpGet": {"path": "/junk", "port": server.port}}))
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/nowhere", "failed to parse Location header 'http://[::1/'"),
+        ("/port", "failed to parse Location header"),
+        ("/file", 'unsupported protocol scheme "ftp"'),
+        ("/endless", "server response headers exceeded 10485760 bytes"),
+        ("/half", "3 bytes read"),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_is_a_failure(server: Server, path: str, words: str) -> None:
+    """Whatever a container answers, the probe counts and goes on."""
+    text = await check({"httpGet": {"path": path, "port": server.port}}, seconds=10)
+    assert str(text).startswith(f'Get "http://127.0.0.1:{server.port}{path}": ')
+    assert words in str(text)
+
+
+@pytest.mark.parametrize("path", ["/long", "/a b\r\n"])
+async def test_what_go_s_client_can_read_is_well(server: Server, path: str) -> None:
+    """A header line beyond 64 KiB; a path with a space, which is escaped, and line ends, which are not sent."""
+    assert await check({"httpGet": {"path": path, "port": server.port}}) is None
+
+
+@pytest.mark.parametrize("action", ["httpGet", "tcpSocket"])
+@pytest.mark.parametrize("host", ["a" * 64 + ".example.org", "nul\0", ".."])
+async def test_a_name_that_no_host_can_have_is_a_failure(host: str, action: str) -> None:
+    """A label has 63 bytes at most."""
+    assert "no such host" in str(await check({action: {"host": host, "port": 80}}))
+
+
+@pytest.mark.parametrize("text", ["http://[::1", "http://h:port", "//[", "http://\udcff:1"])
+def test_what_is_no_url_leads_nowhere(text: str) -> None:
+    """It is never anything but a ValueError, or another host."""
+    with contextlib.suppress(ValueError):
+        assert httpget.redirected("http://127.0.0.1:80/", text) is None
+
+
 async def test_a_silent_server_times_out(server: Server) -> None:
     """The message is Go's."""
     text = await check({"httpGet": {"path": "/slow", "port": server.port}}, seconds=0.05)
@@ -139,9 +183,25 @@ async def test_an_unknown_port_cannot_be_asked() -> None:
         await check({"tcpSocket": {"port": "web"}})
 
 
-@pytest.mark.parametrize(("answer", "failure"), [(b"\x08\x01", None), (b"\x08\x02", "NOT_SERVING"), (b"", "UNKNOWN")])
-async def test_grpc_health_must_be_serving(answer: bytes, failure: str | None) -> None:
-    """The service's name is asked for, and only SERVING is well."""
+@pytest.mark.parametrize(
+    ("answer", "failure"),
+    [
+        (b"\x08\x01", None),
+        (b"\x12\x01x\x08\x01", None),
+        (b"\x08\x02", "NOT_SERVING"),
+        (b"\x08\xff\x01", "255"),
+        (b"", "UNKNOWN"),
+        (b"\x08", "health rpc probe failed"),
+        (b"junk", "health rpc probe failed"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("service", "request_bytes"), [("", b""), ("db", b"\x0a\x02db"), ("d" * 300, b"\x0a\xac\x02" + b"d" * 300)]
+)
+async def test_grpc_health_must_be_serving(
+    answer: bytes, failure: str | None, service: str, request_bytes: bytes
+) -> None:
+    """The service's name is asked for, however long, and only SERVING is well."""
     asked: list[bytes] = []
 
     async def health(request: bytes, _context: object) -> bytes:
@@ -153,9 +213,9 @@ async def test_grpc_health_must_be_serving(answer: bytes, failure: str | None) -
     listening.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers),))
     port = listening.add_insecure_port("127.0.0.1:0")
     await listening.start()
-    text = await check({"grpc": {"port": port, "service": "db"}}, seconds=3)
+    text = await check({"grpc": {"port": port, "service": service}}, seconds=3)
     await listening.stop(None)
-    assert asked == [b"\x0a\x02db"]
+    assert asked == [request_bytes]
     assert text is None if failure is None else failure in str(text)
 
 
@@ -188,3 +248,35 @@ def test_ports_are_numbers_or_names() -> None:
     assert httpget.resolve_port(80, {}) == 80
     assert httpget.resolve_port("web", {"web": 8080}) == 8080
     assert httpget.resolve_port("80", {}) == 80
+
+
+async def test_a_probe_that_fails_in_an_unforeseen_way_counts_as_failed_and_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither liveness nor readiness ever stops silently."""
+    answers: list[Any] = [None, RuntimeError("unforeseen"), RuntimeError("unforeseen"), None]
+
+    async def check(*_arguments: object, **_options: object) -> None:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+
+    monkeypatch.setattr(probes, "check", check)
+    events: list[str] = []
+    reporter = SimpleNamespace(
+        event=lambda _kind, _reason, message, container: events.append(f"{container}: {message}")
+    )
+    surroundings: Any = SimpleNamespace(reporter=reporter, is_stopping=asyncio.Event())
+    ready: list[bool] = []
+    target: Any = SimpleNamespace(
+        plan={"name": "c", "kind": "app", "readiness_probe": {"periodSeconds": 0.001, "failureThreshold": 2}},
+        is_running=True,
+        set_started=lambda: None,
+        set_ready=ready.append,
+    )
+    watching = asyncio.create_task(probes.watch(surroundings, target))
+    while len(ready) < 3:  # noqa: ASYNC110 - a list has no event
+        await asyncio.sleep(0.001)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert ready == [True, False, True]
+    assert "RuntimeError: unforeseen" in events[0]
