@@ -302,6 +302,10 @@ class Kubelet:
             settings_flags=self._cluster.flags,
             network=network,
             has_one_id=self._has_one_id,
+            log_limits={
+                "file_bytes": settings.container_log_max_size << 20,
+                "files": settings.container_log_max_files,
+            },
         )
         return prepare.Preparer(
             kube=kube,
@@ -338,6 +342,8 @@ class Kubelet:
                 port=control_plane.kubelet_port.port,
                 max_pods=settings.max_pods,
                 cluster_domain=settings.cluster_domain,
+                log_file_mib=settings.container_log_max_size,
+                log_files=settings.container_log_max_files,
             ),
             reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate, others=self.pods.occupants),
         )

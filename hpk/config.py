@@ -72,6 +72,11 @@ class Settings:
     insecure_registries: tuple[str, ...] = ()
     """``host:port`` of registries that speak plain HTTP; comma-separated in the environment."""
 
+    container_log_max_size: int = 10
+    """MiB: how large one file of a container's log grows before the next one is begun (containerLogMaxSize)."""
+    container_log_max_files: int = 5
+    """Files of one run's log that are kept, at least 2 (containerLogMaxFiles)."""
+
     control_plane_memory: int = 512
     """MiB: the soft limit (GOMEMLIMIT) of the API server."""
     log_level: str = "info"
@@ -149,6 +154,8 @@ def _checked(values: dict[str, Any]) -> Settings:
         raise errors.Fatal(f"Cannot connect by '{settings.connect}' (known: {', '.join(CONNECTIONS)})")
     if settings.etcd not in ETCD_PLACES:
         raise errors.Fatal(f"Cannot use etcd '{settings.etcd}' (known: {', '.join(ETCD_PLACES)})")
+    if settings.container_log_max_size < 1 or settings.container_log_max_files < 2:  # noqa: PLR2004 - as the kubelet
+        raise errors.Fatal("Cannot log: container_log_max_size must be at least 1 (MiB), container_log_max_files 2")
     for cidr in (settings.service_cidr, settings.pod_cidr):
         try:
             IPv4Network(cidr)

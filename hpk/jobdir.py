@@ -61,8 +61,33 @@ class PodDirectory:
         self.logs = os.path.join(root, "logs")
 
     def log(self, container: str, restart_count: int) -> str:
-        """The CRI log file of one run of a container."""
+        """The CRI log file of one run of a container: the first part, see :func:`log_parts`."""
         return os.path.join(self.logs, container, f"{restart_count}.log")
+
+
+def log_part(path: str, number: int) -> str:
+    """The path of one part of a log; part 0 has the log's own."""
+    return f"{path}.{number}" if number else path
+
+
+def log_parts(path: str) -> list[int]:
+    """The parts of a log that are there, oldest first; empty if there is none, or its directory is gone.
+
+    A log that is full goes on in the next part, and the oldest is removed.  No file is ever renamed, so that a reader
+    on another host, whose file system tells it late, can take none for another.
+    """
+    directory, base = os.path.split(path)
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    found = [0] if base in names else []
+    start = base + "."
+    return sorted(found + [int(name[len(start) :]) for name in names if _is_part(name, start)])
+
+
+def _is_part(name: str, start: str) -> bool:
+    return name.startswith(start) and name[len(start) :].isdecimal()
 
 
 def make_directory(path: str) -> None:

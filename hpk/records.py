@@ -59,6 +59,13 @@ class DiskLimit(TypedDict):
     message: str
 
 
+class LogLimits(TypedDict):
+    """How much the log of one run of a container may take: so many files, each so large."""
+
+    file_bytes: int
+    files: int
+
+
 class Mount(TypedDict):
     """A volume, or a part of it, at a path of a container."""
 
@@ -164,6 +171,7 @@ class PodPlan(TypedDict):
     containers: list[ContainerPlan]
     fs_group: NotRequired[int | None]
     disk_limits: NotRequired[list[DiskLimit]]
+    log_limits: NotRequired[LogLimits]
 
 
 class Terminated(TypedDict):

@@ -9,7 +9,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from hpk.agent import deadline, hooks, leftovers, logs, memory, messages, probes, processes, restarts, runs
+from hpk.agent import deadline, hooks, leftovers, logs, memory, messages, probes, processes, restarts, runs, supervise
 
 if TYPE_CHECKING:
     from hpk import records
@@ -119,8 +119,18 @@ class Container:
         begun, self._begun = self._begun or begin(self._all, self.plan, self._number), None
         if isinstance(begun, Exception):
             return self._failed(str(begun))
+        try:
+            return await self._run(begun)
+        except Exception as error:  # noqa: BLE001 - a fault of ours is the end of this run, not of the pod
+            why = supervise.fault(f"watch over container {self.plan['name']}", error)
+            if begun.process_id and self._all.reaper.is_running(begun.process_id):
+                os.kill(begun.process_id, 9)
+            return self._failed(why)
+
+    async def _run(self, begun: runs.Run) -> records.Terminated:
         file = self._log(begun)
-        capture = logs.Capture(begun.outputs, file=file, writer=self._all.writer)
+        speaks = self.plan["termination_message_policy"] == messages.FALLBACK
+        capture = logs.Capture(begun.outputs, file=file, writer=self._all.writer, keeps_end=speaks)
         try:
             status = begun.created
             if status is None:
@@ -149,7 +159,10 @@ class Container:
         self._now_running(run)
         kills = memory.kernel_kills()
         self._is_over_memory = False
-        companion = asyncio.gather(self._accompany(), self._watch_memory())
+        companion = asyncio.gather(
+            self._accompany(),
+            supervise.restarted(self._watch_memory, name="watch over memory", on_fault=self._faulted),
+        )
         try:
             status = await end
             leftovers.kill(run)
@@ -164,7 +177,7 @@ class Container:
         if processes.exit_code(status) == _KILLED and memory.kernel_kills() > kills:
             self._is_over_memory = True
         await capture.finish(timeout_seconds=LOG_SECONDS)
-        return self._ended(run, status, finished_at=finished_at)
+        return self._ended(run, status, finished_at=finished_at, log=capture.end)
 
     async def _watch_memory(self) -> None:
         limit = self.plan.get("memory_limit")
@@ -187,7 +200,7 @@ class Container:
                 await self.restart("FailedPostStartHook")
                 return
         self.has_launched.set()
-        await probes.watch(self._all, self)
+        await supervise.restarted(lambda: probes.watch(self._all, self), name="probes", on_fault=self._faulted)
 
     # -- what probes find ---------------------------------------------------------------------------------------
 
@@ -258,6 +271,9 @@ class Container:
         if self._process and self._all.reaper.is_running(self._process):
             os.kill(self._process, number)
 
+    def _faulted(self, why: str) -> None:
+        self._all.reporter.event("Warning", "AgentFault", why, container=self.plan["name"])
+
     # -- the record ---------------------------------------------------------------------------------------------
 
     def _log(self, run: runs.Run) -> logs.LogFile:
@@ -266,7 +282,8 @@ class Container:
         def trouble(why: str) -> None:
             self._all.reporter.event("Warning", "LogLost", why, container=name)
 
-        return logs.LogFile(self._all.box.places.pod.log(name, run.number), on_trouble=trouble)
+        limits = logs.Limits(**self._all.plan.get("log_limits", {}))
+        return logs.LogFile(self._all.box.places.pod.log(name, run.number), on_trouble=trouble, limits=limits)
 
     def _now_running(self, run: runs.Run) -> None:
         record, name = self.record, self.plan["name"]
@@ -292,17 +309,16 @@ class Container:
         if not has_startup:
             self.has_started.set()
 
-    def _ended(self, run: runs.Run, status: int, *, finished_at: float) -> records.Terminated:
+    def _ended(self, run: runs.Run, status: int, *, finished_at: float, log: bytes) -> records.Terminated:
         code = processes.exit_code(status)
         if status != 0 and (said := _runtime_message(run, default="")):
             return self._failed(said)  # the very last step, execve, failed after crun had reported success
-        path = self._all.box.places.pod.log(self.plan["name"], run.number)
         policy = self.plan["termination_message_policy"]
         terminated: records.Terminated = {
             "exit_code": code,
             "signal": status & 0x7F,
             "reason": "OOMKilled" if self._is_over_memory else "Completed" if code == 0 else "Error",
-            "message": messages.termination_message(run.message_file, policy=policy, exit_code=code, log=path),
+            "message": messages.termination_message(run.message_file, policy=policy, exit_code=code, log=log),
             "started_at": run.started_at,
             "finished_at": finished_at,
             "container_id": run.id,

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import errno
 import os
 import queue
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpk.agent import descriptors
+from hpk import jobdir
+from hpk.agent import descriptors, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +30,16 @@ _MOST_WAITING = 4 << 20
 _MOST_TAPPED = 256 << 10
 PATIENCE_SECONDS = 10.0
 """How long a container waits for the disk before its output is thrown away, and for who is attached to it."""
+_KEPT_BYTES = 64 << 10
+"""Of the log's end, in memory, for a termination message that falls back to it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one run may log: so many files, and how large one grows (containerLogMaxFiles, containerLogMaxSize)."""
+
+    file_bytes: int = 10 << 20
+    files: int = 5
 
 
 class Framer:
@@ -100,22 +113,34 @@ class Writer:
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            if callable(item):
-                item()
-                continue
-            file, data = item
-            error = file.write(data)
             try:
+                if callable(item):
+                    item()
+                    continue
+                file, data = item
+                error = _written(file, data)
                 self._loop.call_soon_threadsafe(file.written, len(data), error)
             except RuntimeError:  # the loop has closed: the agent is leaving
                 return
 
 
+def _written(file: LogFile, data: bytes) -> OSError | None:
+    """Write, in the thread, which must outlive whatever is wrong with one file."""
+    try:
+        return file.write(data)
+    except Exception as error:  # noqa: BLE001 - as it says
+        file.add_lost(len(data))
+        return OSError(errno.EIO, supervise.fault("log writer", error))
+
+
 class LogFile:
     """One run's log file; opened by the writer's thread when it is first written."""
 
-    def __init__(self, path: str, *, on_trouble: Callable[[str], None]) -> None:
+    def __init__(self, path: str, *, on_trouble: Callable[[str], None], limits: Limits | None = None) -> None:
         self._path = path
+        self._limits = limits or Limits()
+        self._part = 0
+        self._size = 0
         self._descriptor = -1
         self._lost = 0
         self._lock = threading.Lock()  # of _lost: the loop adds to it, the thread takes it
@@ -132,23 +157,41 @@ class LogFile:
         """Append, in the thread; an error loses the data, and the next success says how much was lost."""
         try:
             if self._descriptor < 0:
-                os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._descriptor = os.open(self._path, flags, 0o600)
+                self._begin()
             if data:
                 self._confess()
-                _write_all(self._descriptor, data)
+                self._write(data)
         except OSError as error:
             self.add_lost(len(data))
             return error
         return None
+
+    def _begin(self) -> None:
+        """Open the current part, and remove what is no longer kept: of this run, and of runs before the last one."""
+        os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+        _remove_old(self._path, oldest_part=self._part - self._limits.files + 1)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(jobdir.log_part(self._path, self._part), flags, 0o600)
+        self._size = os.fstat(self._descriptor).st_size
+
+    def _write(self, data: bytes) -> None:
+        """Append lines; in the next part, where this one would grow too large."""
+        if self._size and self._size + len(data) > self._limits.file_bytes:
+            self.close()
+            self._part += 1
+            self._begin()
+        view = memoryview(data)
+        while view:
+            count = os.write(self._descriptor, view)
+            self._size += count
+            view = view[count:]
 
     def _confess(self) -> None:
         with self._lock:
             lost = self._lost
         if lost:
             text = b" stderr F [hpk: %d bytes of log were lost here]\n" % lost
-            _write_all(self._descriptor, timestamp(time.time_ns()) + text)
+            self._write(timestamp(time.time_ns()) + text)
             self.add_lost(-lost)
 
     def add_lost(self, count: int) -> None:
@@ -184,10 +227,20 @@ class LogFile:
             self._descriptor = -1
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _remove_old(path: str, *, oldest_part: int) -> None:
+    """Remove the parts of this log before the oldest that is kept, and the logs of all runs but the last before it.
+
+    The kubelet keeps as much: one dead container of a name (MaxPerPodContainer).
+    """
+    directory, base = os.path.split(path)
+    run = int(base.partition(".")[0])
+    for name in os.listdir(directory):
+        number, _, rest = name.partition(".")
+        part = rest.removeprefix("log").lstrip(".") or "0"
+        if not (number.isdecimal() and part.isdecimal()):
+            continue
+        if int(number) < run - 1 or (int(number) == run and int(part) < oldest_part):
+            os.unlink(os.path.join(directory, name))
 
 
 class Tap:
@@ -250,7 +303,10 @@ class Tap:
 class Capture:
     """Follows the output of one run until all its streams have ended."""
 
-    def __init__(self, outputs: dict[str, int], *, file: LogFile, writer: Writer) -> None:
+    def __init__(self, outputs: dict[str, int], *, file: LogFile, writer: Writer, keeps_end: bool = False) -> None:
+        self.end = b""
+        """The last lines, if they are kept: for who cannot wait for the disk."""
+        self._keeps_end = keeps_end
         self._file = file
         self._writer = writer
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -311,10 +367,14 @@ class Capture:
                     data = b""
                 if not data:
                     break
-                self._put(framer.feed(data, at_ns=time.time_ns()))
-                for tap in tuple(self._taps):
-                    await tap.offer(name, data)
-                await self._make_room()
+                try:
+                    self._put(framer.feed(data, at_ns=time.time_ns()))
+                    for tap in tuple(self._taps):
+                        await tap.offer(name, data)
+                    await self._make_room()
+                except Exception as error:  # noqa: BLE001 - to stop reading would stop the container
+                    self._file.add_lost(len(data))
+                    supervise.fault(f"copy of {name}", error)
         finally:
             os.close(descriptor)
             self._put(framer.close(at_ns=time.time_ns()))
@@ -325,6 +385,8 @@ class Capture:
     def _put(self, data: bytes) -> None:
         if not data:
             return
+        if self._keeps_end:
+            self.end = (self.end + data[-_KEPT_BYTES:])[-_KEPT_BYTES:]
         file = self._file
         if file.hangs:
             file.add_lost(len(data))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 
+FALLBACK = "FallbackToLogsOnError"
 LONGEST_FILE = 4096
 LONGEST_LOG = 2048
 MOST_LOG_LINES = 80
 
 
-def termination_message(file: str, *, policy: str, exit_code: int, log: str) -> str:
+def termination_message(file: str, *, policy: str, exit_code: int, log: bytes) -> str:
     """The last 4096 bytes of the file; the end of the log if that is empty, the run failed and the policy says so."""
     text = _last_bytes(file, LONGEST_FILE)
-    if not text and policy == "FallbackToLogsOnError" and exit_code != 0:
-        text = log_end(_last_bytes(log, 64 * 1024))
+    if not text and policy == FALLBACK and exit_code != 0:
+        text = log_end(log)
     return text.decode("utf-8", "replace")
 
 

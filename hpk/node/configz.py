@@ -12,7 +12,9 @@ from hpk.node import auth
 from hpk.node.streams import wire
 
 
-def configuration(*, address: str, port: int, max_pods: int, cluster_domain: str) -> dict[str, Any]:
+def configuration(
+    *, address: str, port: int, max_pods: int, cluster_domain: str, log_file_mib: int, log_files: int
+) -> dict[str, Any]:
     """The configuration."""
     return {
         "enableServer": True,
@@ -35,6 +37,8 @@ def configuration(*, address: str, port: int, max_pods: int, cluster_domain: str
         "streamingConnectionIdleTimeout": _seconds(wire.IDLE_SECONDS),
         "enableDebuggingHandlers": True,
         "maxPods": max_pods,
+        "containerLogMaxSize": f"{log_file_mib}Mi",
+        "containerLogMaxFiles": log_files,
         "hairpinMode": "none",
     }
 

@@ -30,6 +30,8 @@ _TEXTS = {
 _SECOND_NS = 1_000_000_000
 _LAST_SECOND = 253402300799
 """9999-12-31T23:59:59Z."""
+_LOOK_BYTES = 64 << 10
+"""Enough to find where an entry begins, as long as the agent makes them."""
 LONGEST_ENTRY_BYTES = 1 << 20
 """The agent cuts entries at 16 KiB; what is longer than this is passed on in pieces, to bound our memory."""
 
@@ -159,8 +161,10 @@ def _in_utc(stamp: bytes, zone: bytes) -> bytes:
     return at.strftime("%Y-%m-%dT%H:%M:%S.").encode() + fraction
 
 
-def tail_start(read: Callable[[int, int], bytes], *, size: int, entries: int, block_bytes: int = 1 << 16) -> int:
-    """Where the last entries of a file begin, found from its end backwards.
+def tail_start(
+    read: Callable[[int, int], bytes], *, size: int, entries: int, block_bytes: int = 1 << 16
+) -> tuple[int, int]:
+    """Where the last entries of a file begin, found from its end backwards, and how many of them it does not have.
 
     An unfinished entry at the end (no newline yet) does not count as one.
 
@@ -180,7 +184,46 @@ def tail_start(read: Callable[[int, int], bytes], *, size: int, entries: int, bl
             at = len(block)
             for _ in range(missing):
                 at = block.rfind(b"\n", 0, at)
-            return begin + at + 1
+            return begin + at + 1, 0
         missing -= found
         end = begin
-    return 0
+    return 0, max(0, missing - 1)
+
+
+def since_start(
+    read: Callable[[int, int], bytes], *, size: int, since_ns: int, step_bytes: int = 1 << 16
+) -> tuple[int, bool]:
+    """Where to begin to read, so that nothing since then is missed, and whether all before that is older.
+
+    Found from the end backwards, in strides that double: as much is left to be read as is wanted, or twice that.
+    Where the writer's clock was set back, what it wrote before that counts as older.
+
+    Args:
+        read: Returns up to ``(count, offset)`` bytes of the file.
+        size: How long the file is.
+        since_ns: Unix nanoseconds.
+        step_bytes: The first stride.
+    """
+    since = _stamp(since_ns)
+    while True:
+        begin = max(0, size - step_bytes)
+        block = read(_LOOK_BYTES, begin)
+        at = block.find(b"\n") + 1 if begin else 0
+        if (at or not begin) and _is_older(block[at:], since):
+            return begin + at, True
+        if not begin:
+            return 0, False
+        step_bytes *= 2
+
+
+def _is_older(entry: bytes, since: bytes) -> bool:
+    """Whether an entry begins here that was written before."""
+    match = _HEADER.match(entry)
+    if match is None:
+        return False
+    second, fraction, zone, *_ = match.groups()
+    stamp = second + b"." + (fraction or b"").ljust(9, b"0")
+    try:
+        return (stamp if zone == b"Z" else _in_utc(stamp, zone)) < since
+    except (ValueError, OverflowError):
+        return False

@@ -1,7 +1,8 @@
 """A container's log, read from the pod's directory on the shared file system.
 
 Which runs of a container there were, and whether one still goes on, the pod's status says; the bytes are in
-``logs/<container>/<restart count>.log``, written by the agent on another host.  Shared file systems tell
+``logs/<container>/<restart count>.log`` and its further parts (:func:`hpk.jobdir.log_parts`), written by the agent on
+another host.  A kubelet shows the newest file only; here all that are kept are one log.  Shared file systems tell
 nobody that a file grew (no inotify between hosts), so growth is polled; the end is not: the pod's change wakes
 the reader, which then reads to the end of the file and is done.
 
@@ -13,8 +14,10 @@ descriptor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,10 +152,10 @@ async def clock_ahead(directory: jobdir.PodDirectory) -> float:
 
 
 async def find(paths: list[str], *, offload: Callable[..., Any] = asyncio.to_thread) -> str | None:
-    """The first of the paths at which there is a file, or None."""
+    """The first of the logs of which there is something, or None."""
 
     def look() -> str | None:
-        return next((path for path in paths if Path(path).exists()), None)
+        return next((path for path in paths if jobdir.log_parts(path)), None)
 
     found: str | None = await offload(look)
     return found
@@ -167,32 +170,29 @@ async def stream(
 ) -> AsyncGenerator[bytes]:
     """Yield the log's bytes: what is there now, and with a follower all that comes until the run is over.
 
-    A file that is not there is empty, or is waited for: the container may be starting on another host.
+    A log that is not there is empty, or is waited for: the container may be starting on another host.
 
     Args:
-        path: The CRI log file.
+        path: The CRI log; all parts of it that are still there are shown.
         query: What of it to show.
         follower: Says when to stop waiting for more; None to stop at once.
-        offload: Runs a blocking function in a thread: the shared file system may hang.
+        offload: Runs a blocking function in a thread: the shared file system may hang, and to look through a log
+            for times is work.
 
     Raises:
         OSError: The file system failed, and nobody is following (a follower tries again).
     """
-    chosen = cri.Filter(query.options)
-    place: _Place | None = None
+    reader = _Reader(path, query, is_following=follower is not None)
     pause = FIRST_PAUSE_SECONDS
-    while not chosen.is_full:
+    while not reader.is_full:
         is_over = follower is None or follower.is_over()
         has_grown = False
         try:
-            place = place or await offload(_start, path, query.tail_entries)
-            end = place.end if place is not None and follower is None else None
-            while place is not None and (block := await offload(_read, path, place.offset, end)):
+            while (text := await offload(reader.read)) is not None:
                 has_grown = True
-                place.offset += len(block)
-                if text := chosen.feed(block):
+                if text:
                     yield text
-                if chosen.is_full:
+                if reader.is_full:
                     return
         except OSError as error:
             if is_over:
@@ -200,7 +200,7 @@ async def stream(
             LOG.warning("Cannot read a log, will try again", path=path, error=str(error))
         if is_over:
             # With a tail of nothing, an unfinished entry is nothing too.
-            if (follower is not None or query.tail_entries != 0) and (text := chosen.finish()):
+            if (follower is not None or query.tail_entries != 0) and (text := reader.finish()):
                 yield text
             return
         # If it ended while we read, the last bytes may have come after our last look: read once more.
@@ -209,37 +209,95 @@ async def stream(
             await follower.wait(pause)
 
 
-@dataclass
-class _Place:
-    offset: int
-    end: int
-    """How long the file was at the first look: who does not follow reads no further."""
+class _Reader:
+    """Goes through the parts of a log; blocking, for a thread."""
+
+    def __init__(self, path: str, query: logquery.Query, *, is_following: bool) -> None:
+        self._path, self._query = path, query
+        self._is_following = is_following
+        self._filter = cri.Filter(query.options)
+        self._part, self._offset = -1, 0
+        self._end = (-1, 0)
+        """Part and offset: who does not follow reads no further than what was there at the first look."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as much has been read as was asked for."""
+        return self._filter.is_full
+
+    def read(self) -> bytes | None:
+        """What the reader wants of the next block, perhaps nothing; None while there is no more.
+
+        Raises:
+            OSError: The file system failed.
+        """
+        if self._part < 0 and not self._start():
+            return None
+        if block := self._block():
+            self._offset += len(block)
+            return self._filter.feed(block)
+        parts = jobdir.log_parts(self._path)
+        newer = [part for part in parts if part > self._part]
+        if not newer or not self._may_go_on(newer[0]):
+            return None
+        if block := self._block():  # what came before the next part did, and after our look
+            self._offset += len(block)
+            return self._filter.feed(block)
+        is_whole = self._part in parts and newer[0] == self._part + 1
+        self._part, self._offset = newer[0], 0
+        return b"" if is_whole else self._filter.feed(_gap())
+
+    def finish(self) -> bytes:
+        """What is left: an entry whose writer died before its newline."""
+        return self._filter.finish()
+
+    def _may_go_on(self, part: int) -> bool:
+        return self._is_following or part <= self._end[0]
+
+    def _start(self) -> bool:
+        """Find where to begin; whether there is anything yet."""
+        sizes: dict[int, int] = {}
+        for part in jobdir.log_parts(self._path):
+            with contextlib.suppress(FileNotFoundError):  # just removed
+                sizes[part] = Path(jobdir.log_part(self._path, part)).stat().st_size
+        if not (parts := list(sizes)):
+            return False
+        self._end = (parts[-1], sizes[parts[-1]])
+        starts = [(parts[0], 0)]
+        if self._query.tail_entries is not None:
+            starts.append(self._tail(parts, sizes, self._query.tail_entries))
+        if self._query.options.since_ns is not None:
+            starts.append(self._since(parts, sizes, self._query.options.since_ns))
+        self._part, self._offset = max(starts)
+        return True
+
+    def _tail(self, parts: list[int], sizes: dict[int, int], entries: int) -> tuple[int, int]:
+        for part in reversed(parts):
+            start, entries = cri.tail_start(self._reading(part), size=sizes[part], entries=entries)
+            if not entries:
+                return part, start
+        return parts[0], 0
+
+    def _since(self, parts: list[int], sizes: dict[int, int], since_ns: int) -> tuple[int, int]:
+        for part in reversed(parts):
+            start, is_all = cri.since_start(self._reading(part), size=sizes[part], since_ns=since_ns)
+            if is_all:
+                return part, start
+        return parts[0], 0
+
+    def _reading(self, part: int) -> Callable[[int, int], bytes]:
+        return lambda count, offset: _read(jobdir.log_part(self._path, part), offset, count)
+
+    def _block(self) -> bytes:
+        """The next block of this part; empty at its end, at the given end, and where it has been removed."""
+        count = BLOCK_BYTES
+        if not self._is_following and self._part == self._end[0]:
+            count = min(count, self._end[1] - self._offset)
+        return _read(jobdir.log_part(self._path, self._part), self._offset, count) if count > 0 else b""
 
 
-def _start(path: str, tail_entries: int | None) -> _Place | None:
-    """Where to begin, or None if there is no file yet."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        size = os.fstat(descriptor).st_size
-        if tail_entries is None:
-            return _Place(0, size)
-
-        def read(count: int, offset: int) -> bytes:
-            return os.pread(descriptor, count, offset)
-
-        return _Place(cri.tail_start(read, size=size, entries=tail_entries), size)
-    finally:
-        os.close(descriptor)
-
-
-def _read(path: str, offset: int, end: int | None) -> bytes:
-    """The next block, empty at the end (or at the given end) and while there is no file."""
-    count = BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - offset)
-    if count <= 0:
-        return b""
+def _read(path: str, offset: int, count: int) -> bytes:
+    """So many bytes of a file, or what it has of them; nothing if it is not there."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -248,3 +306,12 @@ def _read(path: str, offset: int, end: int | None) -> bytes:
         return os.pread(descriptor, count, offset)
     finally:
         os.close(descriptor)
+
+
+def _gap() -> bytes:
+    """An entry for where a part was removed before it had been read; it also ends an entry that was cut off there."""
+    now = datetime.now(UTC)
+    return (
+        b"\n%s stderr F [hpk: the log was rotated before all of it was read here]\n"
+        % now.strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
+    )

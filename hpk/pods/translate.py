@@ -52,6 +52,7 @@ class Site:
         settings_flags: Options for every pod's job.
         network: The mode of pods that do not ask for the host's.
         has_one_id: Whether the user has no subordinate ids.
+        log_limits: How much one run of a container may log; the agent's own if there are none.
     """
 
     cluster_domain: str
@@ -62,6 +63,7 @@ class Site:
     settings_flags: Mapping[str, str | None]
     network: str
     has_one_id: bool = False
+    log_limits: records.LogLimits | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +126,8 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         plan["dns"] = added
     if plan["network"] == "overlay" and found.address:
         plan["address"] = found.address
+    if site.log_limits:
+        plan["log_limits"] = site.log_limits
     return plan
 
 

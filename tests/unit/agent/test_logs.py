@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpk import jobdir
 from hpk.agent import logs, messages
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AT = 1_476_317_289_669_794_202
 
@@ -144,7 +142,7 @@ def test_the_message_is_the_end_of_the_file(tmp_path: Path) -> None:
     """Of an oversize termination message the last 4096 bytes count."""
     file = tmp_path / "message"
     file.write_bytes(b"x" * 5000 + b"END")
-    text = messages.termination_message(str(file), policy="File", exit_code=0, log="")
+    text = messages.termination_message(str(file), policy="File", exit_code=0, log=b"")
     assert text == "x" * 4093 + "END"
 
 
@@ -162,10 +160,8 @@ def test_the_log_speaks_only_for_a_failure_without_a_message(
 ) -> None:
     """FallbackToLogsOnError needs an empty file and a non-zero exit code."""
     (tmp_path / "message").write_bytes(content)
-    (tmp_path / "log").write_bytes(b"2016 stdout F almost\n2016 stderr P can\n2016 stderr F not\n")
-    text = messages.termination_message(
-        str(tmp_path / "message"), policy=policy, exit_code=exit_code, log=str(tmp_path / "log")
-    )
+    log = b"2016 stdout F almost\n2016 stderr P can\n2016 stderr F not\n"
+    text = messages.termination_message(str(tmp_path / "message"), policy=policy, exit_code=exit_code, log=log)
     assert text == expected
 
 
@@ -174,3 +170,80 @@ def test_the_log_s_end_is_80_lines_and_2048_bytes() -> None:
     lines = b"".join(b"2016 stdout F %d\n" % number for number in range(200))
     assert messages.log_end(lines).startswith(b"120\n")
     assert len(messages.log_end(b"2016 stdout F " + b"x" * 5000 + b"\n")) == 2048
+
+
+def lines_of(path: Path, parts: list[int]) -> list[bytes]:
+    """The texts of a log's parts, in order."""
+    data = b"".join(Path(jobdir.log_part(str(path), part)).read_bytes() for part in parts)
+    return [line.split(b" ", 3)[3] for line in data.splitlines()]
+
+
+def test_a_full_log_goes_on_in_the_next_part_and_the_oldest_goes(tmp_path: Path) -> None:
+    """A container that never stops writing takes so many files of such a size, and the newest lines are there."""
+    path = tmp_path / "c" / "0.log"
+    file = logs.LogFile(str(path), on_trouble=lambda _why: None, limits=logs.Limits(file_bytes=1000, files=3))
+    framer = logs.Framer("stdout")
+    for number in range(200):
+        assert file.write(framer.feed(b"%d\n" % number, at_ns=AT)) is None
+    file.close()
+    parts = jobdir.log_parts(str(path))
+    assert len(parts) == 3
+    assert parts[0] > 0
+    assert all(Path(jobdir.log_part(str(path), part)).stat().st_size <= 1000 for part in parts)
+    kept = lines_of(path, parts)
+    assert kept == [b"%d" % number for number in range(200 - len(kept), 200)]
+
+
+def test_of_the_runs_before_one_log_is_kept(tmp_path: Path) -> None:
+    """As the kubelet keeps one dead container: a crash loop does not fill the home; foreign files are left alone."""
+    directory = tmp_path / "c"
+    for number in range(12):
+        file = logs.LogFile(str(directory / f"{number}.log"), on_trouble=lambda _why: None)
+        assert file.write(b"") is None
+        file.close()
+        (directory / f"{number}.log.1").touch()
+        (directory / "notes.txt").touch()
+    assert sorted(one.name for one in directory.iterdir()) == ["10.log", "10.log.1", "11.log", "11.log.1", "notes.txt"]
+
+
+async def test_a_writer_outlives_whatever_is_wrong_with_one_file(tmp_path: Path) -> None:
+    """Another container's log is written all the same, and the fault is told."""
+    writer, told = logs.Writer(asyncio.get_running_loop()), Recorder()
+    broken = logs.LogFile(str(tmp_path / "no-number"), on_trouble=told.told.append)
+    sound = logs.LogFile(str(tmp_path / "0.log"), on_trouble=told.told.append)
+    writer.put(broken, b"1\n")
+    writer.put(sound, b"2\n")
+    assert await writer.flushed(timeout_seconds=2)
+    assert (tmp_path / "0.log").read_bytes() == b"2\n"
+    assert "output is lost" in told.told[0]
+    writer.close()
+
+
+async def test_what_cannot_be_copied_does_not_stop_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipe is read on: a container whose output nobody takes would end of it."""
+    writer = logs.Writer(asyncio.get_running_loop())
+    file = logs.LogFile(str(tmp_path / "0.log"), on_trouble=lambda _why: None)
+    ours, theirs = os.pipe()
+    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    put = capture._put
+    faults = iter([RuntimeError("a fault")])
+
+    def put_once(data: bytes) -> None:
+        if data and (error := next(faults, None)):
+            raise error
+        put(data)
+
+    monkeypatch.setattr(capture, "_put", put_once)
+    os.write(theirs, b"one\n")
+    while file._lost == 0:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.001)
+    os.write(theirs, b"two\n")
+    os.close(theirs)
+    await capture.finish(timeout_seconds=2)
+    assert [line.split(b" ", 1)[1] for line in (tmp_path / "0.log").read_bytes().splitlines()] == [
+        b"stderr F [hpk: 4 bytes of log were lost here]",
+        b"stdout F two",
+    ]
+    writer.close()

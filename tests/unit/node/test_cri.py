@@ -92,7 +92,10 @@ def test_tail_is_the_naive_tail(log: list[Entry], unfinished: bytes, count: int,
     """Reading backwards finds the last entries; an unfinished one is kept and not counted."""
     unfinished = unfinished.replace(b"\n", b"")
     data = b"".join(entry.line for entry in log) + unfinished
-    start = cri.tail_start(lambda size, at: data[at : at + size], size=len(data), entries=count, block_bytes=block)
+    start, missing = cri.tail_start(
+        lambda size, at: data[at : at + size], size=len(data), entries=count, block_bytes=block
+    )
+    assert missing == max(0, count - len(log))
     kept = log[-count:] if count else []
     assert data[start:] == b"".join(entry.line for entry in kept) + unfinished
 
@@ -108,8 +111,41 @@ def test_tail_of_a_huge_file_reads_only_its_end() -> None:
         first = offset % len(line)
         return (line * (count // len(line) + 2))[first : first + count]
 
-    assert size - cri.tail_start(read, size=size, entries=10) == 10 * len(line)
+    start, missing = cri.tail_start(read, size=size, entries=10)
+    assert (size - start, missing) == (10 * len(line), 0)
     assert sum(asked) <= 1 << 16
+
+
+@hypothesis.given(st.integers(0, 300), st.integers(-2, 310), st.integers(8, 300))
+def test_since_begins_before_what_is_wanted(count: int, second: int, step: int) -> None:
+    """Nothing that is wanted is passed over, and all that is passed over is older."""
+    lines = [Entry(number, 0, "stdout", "F", b"x" * (number % 50)).line for number in range(count)]
+    data = b"".join(lines)
+    start, is_all = cri.since_start(
+        lambda size, at: data[at : at + size], size=len(data), since_ns=(START + second) * 10**9, step_bytes=step
+    )
+    first = min(max(second, 0), count)
+    assert start <= sum(len(line) for line in lines[:first])
+    assert start == 0 or data[:start].endswith(b"\n")
+    assert is_all == (count > 0 and second > 0)
+
+
+def test_since_in_a_huge_file_reads_only_its_end() -> None:
+    """A few looks, however far it reaches back; the rest is not read."""
+    line = Entry(0, 0, "stdout", "F", b"x" * 60).line
+    count = (1 << 30) // len(line)
+    asked = []
+
+    def read(size: int, offset: int) -> bytes:
+        asked.append(size)
+        first = offset // len(line)
+        text = b"".join(Entry(number, 0, "stdout", "F", b"x" * 60).line for number in range(first, first + 3))
+        return text[offset % len(line) :][:size]
+
+    wanted = 10_000
+    start, _ = cri.since_start(read, size=count * len(line), since_ns=(START + count - wanted) * 10**9)
+    assert wanted * len(line) <= count * len(line) - start <= 2 * wanted * len(line) + (1 << 16)
+    assert len(asked) < 10
 
 
 def test_partial_entries_are_joined_under_one_stamp() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpk import errors
+from hpk import errors, jobdir
 from hpk.node import cri, logquery, logs
 from tests.fakes import pods as fakes
 
@@ -222,7 +222,7 @@ async def test_follow_reads_on_if_the_run_ends_during_a_read(tmp_path: Path) -> 
         nonlocal reads
         found = function(*arguments)
         reads += 1
-        if found == b"":  # the reader is at the end of the file: now everything happens at once
+        if found is None:  # the reader is at the end of the file: now everything happens at once
             with path.open("ab") as file:
                 file.write(line("two"))
             pods.put(fakes.pod(state=fakes.ENDED))
@@ -270,6 +270,87 @@ async def test_follow_survives_a_file_system_that_fails_for_a_while(tmp_path: Pa
     follower = logs.Follower(pods, running, "c", count=0)
     blocks = [b async for b in logs.stream(str(path), query(follow=True), follower=follower, offload=offload)]
     assert b"".join(blocks) == b"one\n"
+
+
+def parts(path: Path, *texts: str, first: int = 0) -> None:
+    """A log in parts, each with lines of one second each."""
+    number = 0
+    for part, text in enumerate(texts, start=first):
+        entries = []
+        for word in text.split():
+            entries.append(line(word).replace(b"00:00:00", b"00:00:%02d" % number))
+            number += 1
+        Path(jobdir.log_part(str(path), part)).write_bytes(b"".join(entries))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (query(), "a b c d e f g"),
+        (query(tail=1), "g"),
+        (query(tail=2), "f g"),
+        (query(tail=3), "e f g"),
+        (query(tail=6), "b c d e f g"),
+        (query(tail=99), "a b c d e f g"),
+        (query(tail=0), ""),
+        (query(since_ns=1767225600 * 10**9), "a b c d e f g"),
+        (query(since_ns=1767225604 * 10**9), "e f g"),
+        (query(since_ns=1767225606 * 10**9), "g"),
+        (query(since_ns=1767225700 * 10**9), ""),
+        (query(since_ns=1767225603 * 10**9, tail=2), "f g"),
+        (query(since_ns=1767225606 * 10**9, tail=6), "g"),
+        (query(limit_bytes=9), "a b c d e"[:9]),
+    ],
+)
+async def test_the_parts_of_a_rotated_log_are_one_log(tmp_path: Path, wanted: logquery.Query, expected: str) -> None:
+    """All that is kept, whichever file it is in, and whatever number the first has."""
+    path = tmp_path / "0.log"
+    parts(path, "a b c", "d e", "f", "g", first=7)
+    (tmp_path / "0.log.old").touch()
+    assert (await everything(path, wanted)).decode().split() == expected.split()
+
+
+async def test_follow_goes_on_in_the_next_part(tmp_path: Path) -> None:
+    """Also when the last bytes of a part come together with the next one."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("one"))
+    reader = Following(path)
+    await reader.until(b"one\n")
+    await reader.idle()
+    with path.open("ab") as file:
+        file.write(line("two") + line("th", tag="P"))
+    (tmp_path / "0.log.1").write_bytes(line("ree"))
+    await reader.until(b"one\ntwo\nthree\n")
+    reader.pods.put(fakes.pod(state=fakes.ENDED))
+    await reader.task
+    assert reader.got == b"one\ntwo\nthree\n"
+
+
+async def test_follow_says_where_the_log_was_rotated_away(tmp_path: Path) -> None:
+    """A reader that is slower than the container misses lines, and is told so."""
+    path = tmp_path / "0.log"
+    path.write_bytes(line("one") + line("cut")[:-2])
+    reader = Following(path)
+    await reader.until(b"one\n")
+    await reader.idle()
+    path.unlink()
+    (tmp_path / "0.log.3").write_bytes(line("four"))
+    await reader.until(b"one\ncu\n[hpk: the log was rotated before all of it was read here]\nfour\n")
+    reader.pods.put(fakes.pod(state=fakes.ENDED))
+    await reader.task
+
+
+async def test_who_does_not_follow_reads_no_further_than_at_the_first_look(tmp_path: Path) -> None:
+    """Also across parts: a container that never stops writing must not keep a reader for ever."""
+    path = tmp_path / "0.log"
+    parts(path, "a", "b")
+    got = b""
+    async for block in logs.stream(str(path), query()):
+        got += block
+        with (tmp_path / "0.log.1").open("ab") as file:
+            file.write(line("later"))
+        (tmp_path / "0.log.2").write_bytes(line("later"))
+    assert got == b"a\nb\n"
 
 
 def held_files() -> list[Path]:

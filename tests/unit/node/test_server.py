@@ -220,9 +220,9 @@ async def test_a_slow_client_costs_bounded_memory(world: World, monkeypatch: pyt
     stuck = asyncio.Event()
     original_read, original_write = logs._read, web.StreamResponse.write
 
-    def counting(path: str, offset: int, end: int | None) -> bytes:
+    def counting(path: str, offset: int, count: int) -> bytes:
         nonlocal read
-        block = original_read(path, offset, end)
+        block = original_read(path, offset, count)
         read += len(block)
         return block
 
