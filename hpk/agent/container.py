@@ -47,6 +47,8 @@ class Container:
         self._wants_stop = asyncio.Event()
         self._is_down = asyncio.Event()
         self._is_over_memory = False
+        self._was_killed = False
+        """By us, because its time was over."""
 
     @property
     def record(self) -> records.ContainerRecord:
@@ -157,14 +159,12 @@ class Container:
         self._is_down.clear()
         self.is_up.set()
         self._now_running(run)
-        kills = memory.kernel_kills()
-        self._is_over_memory = False
-        companion = asyncio.gather(
-            self._accompany(),
-            supervise.restarted(self._watch_memory, name="watch over memory", on_fault=self._faulted),
-        )
+        kills = self._all.memory.kills.count()
+        self._is_over_memory = self._was_killed = False
+        companion = asyncio.create_task(self._accompany())
         try:
-            status = await end
+            with self._within_memory(run):
+                status = await end
             leftovers.kill(run)
         finally:
             self._process = 0
@@ -174,15 +174,19 @@ class Container:
             companion.cancel()
             await asyncio.gather(companion, return_exceptions=True)
         finished_at = time.time()
-        if processes.exit_code(status) == _KILLED and memory.kernel_kills() > kills:
-            self._is_over_memory = True
+        if processes.exit_code(status) == _KILLED and not self._was_killed:
+            self._is_over_memory |= self._all.memory.kills.rose(since=kills)
         await capture.finish(timeout_seconds=LOG_SECONDS)
         return self._ended(run, status, finished_at=finished_at, log=capture.end)
 
-    async def _watch_memory(self) -> None:
+    def _within_memory(self, run: runs.Run) -> contextlib.AbstractContextManager[None]:
+        """While the container runs, have it killed when it holds more memory than it may."""
         limit = self.plan.get("memory_limit")
-        if limit:
-            await memory.watch(self._process, limit_bytes=limit, on_exceeded=self._exceed_memory)
+        if not limit:
+            return contextlib.nullcontext()
+        own = self._all.box.own_tmpfs(self.plan)
+        one = memory.Watched(run.process_id, limit, self._exceed_memory, tmpfs=own)
+        return self._all.memory.watching(one)
 
     def _exceed_memory(self) -> None:
         self._is_over_memory = True
@@ -258,6 +262,7 @@ class Container:
         self._signal(signal_number(self.plan["stop_signal"]))
         least = LEAST_SECONDS if hook or turn else 0.0
         if not await limit.allows(self._is_down.wait(), least_seconds=least):
+            self._was_killed = True
             self._signal(9)
             await self._is_down.wait()
 

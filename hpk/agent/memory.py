@@ -1,9 +1,14 @@
-"""Memory limits of containers: kept by the agent where Slurm has no cgroup for each, and told apart where one has.
+"""Memory limits of containers, kept by the agent where no cgroup is to be had for each; and whom the kernel killed.
 
-Slurm's own enforcement takes the whole job, agent included, and knows the sum of all containers only.  So each
-container with a limit is looked at a few times a second, and killed alone when its own memory (anonymous and
-shared, not the page cache, which a kernel would reclaim) is over its limit.  Where the job has a memory cgroup the
-kernel may be faster; its count of kills then says what the SIGKILL was.
+Slurm's own enforcement takes the whole job, agent included, and knows the sum of all containers only.  So a container
+that holds more than its limit is killed alone.  What it holds is what the kernel would charge to a cgroup of its own
+if that could not swap: anonymous and shared memory, each page once however many processes map it, and its files in
+memory; not the page cache.  It is found in steps, each only if the one before leaves a doubt:
+
+1. The job's cgroup: if all of the pod is charged less than the limit, the container is.
+2. The resident sizes of its processes, which count a page that several share once for each, and mapped files.
+3. The same without mapped files.
+4. Their proportional set sizes: exact, but the kernel walks their page tables for it.
 """
 
 from __future__ import annotations
@@ -11,55 +16,198 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hpk.agent import cgroup, supervise
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 PERIOD_SECONDS = 0.25
+LEAST_REST = 20
+"""How many times as long as a look took nobody looks again: large page tables are no reason to be busy."""
+SETTLED_SECONDS = 1.0
+"""How long after the kernel has killed a process its container may still be on its way to its end."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_GONE = (0, 0, 0)
 _OWN = ("RssAnon:", "RssShmem:", "VmSwap:")
+_EXACT = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 
 
-async def watch(process: int, *, limit_bytes: int, on_exceeded: Callable[[], None]) -> None:
-    """Look at a container, by its first process, until it is over its limit."""
-    while usage_bytes(process) <= limit_bytes:  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(PERIOD_SECONDS)
-    on_exceeded()
+@dataclass(eq=False)
+class Watched:
+    """A container with a limit.
+
+    Attributes:
+        process: Its first process.
+        tmpfs: File systems in memory that only it writes to.
+    """
+
+    process: int
+    limit_bytes: int
+    on_exceeded: Callable[[], None]
+    tmpfs: tuple[str, ...] = ()
+    members: dict[int, int] = field(default_factory=dict)
+    """Process ids, with the time of their start, by which an id that came again is told apart."""
 
 
-def usage_bytes(process: int, *, proc: str = "/proc") -> int:
-    """The memory of all processes in the pid namespace of this one; 0 when it is gone."""
+class Watcher:
+    """Looks at all containers of the pod that have a limit, while there are any."""
+
+    def __init__(self, *, job: cgroup.MemoryCgroup | None = None, proc: str = "/proc") -> None:
+        self._job = job
+        self._meter = Meter(proc)
+        self._watched: list[Watched] = []
+        self._task: asyncio.Task[None] | None = None
+        self.kills = Kills(job.kills if job else lambda: 0)
+
+    @contextlib.contextmanager
+    def watching(self, one: Watched) -> Iterator[None]:
+        """Watch a container for as long as the context lasts; ``on_exceeded`` is called in the event loop."""
+        self._watched.append(one)
+        if self._task is None:
+            self._task = asyncio.create_task(supervise.restarted(self._watch, name="watch over memory"), name="memory")
+        try:
+            yield
+        finally:
+            if one in self._watched:
+                self._watched.remove(one)
+            if not self._watched and self._task:
+                self._task.cancel()
+                self._task = None
+
+    async def _watch(self) -> None:
+        while True:
+            began_at = time.monotonic()
+            self.kills.look(began_at)
+            for one in await asyncio.to_thread(self._exceeded, tuple(self._watched)):
+                if one in self._watched:
+                    self._watched.remove(one)
+                    one.on_exceeded()
+            await asyncio.sleep(max(PERIOD_SECONDS, LEAST_REST * (time.monotonic() - began_at)))
+
+    def _exceeded(self, watched: tuple[Watched, ...]) -> list[Watched]:
+        """Those that hold more than they may; in a thread, as a process's page tables may be locked for long."""
+        charged = self._job.working_set_bytes() if self._job else None
+        if charged is not None:
+            watched = tuple(one for one in watched if charged > one.limit_bytes)
+        return self._meter.exceeded(watched) if watched else []
+
+
+class Meter:
+    """Measures containers by their processes."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._proc = proc
+
+    def exceeded(self, watched: Sequence[Watched]) -> list[Watched]:
+        """Those of the containers that hold more than they may."""
+        resident = self._assign(watched)
+        return [one for one in watched if self._is_over(one, sum(resident[process] for process in one.members))]
+
+    def _is_over(self, one: Watched, resident: int) -> bool:
+        files = sum(map(_tmpfs_bytes, one.tmpfs))
+        if resident + files <= one.limit_bytes and not self._swaps():
+            return False
+        cheap = {process: self._own_bytes(process) for process in one.members}
+        if sum(cheap.values()) + files <= one.limit_bytes:
+            return False
+        return self._exact_bytes(cheap, files) > one.limit_bytes
+
+    def _assign(self, watched: Sequence[Watched]) -> dict[int, int]:
+        """Find the processes of each container; the resident size of every process.
+
+        A process is a container's by its mount namespace; one that made itself another, by its parent.
+        """
+        found = {int(name): self._stat(name) for name in os.listdir(self._proc) if name.isdecimal()}
+        owners: dict[int, Watched] = {}
+        for one in watched:
+            one.members = {process: at for process, at in one.members.items() if found.get(process, _GONE)[1] == at}
+            owners.update(dict.fromkeys(one.members, one))
+        marks = {mark: one for one in watched if (mark := self._mounts(one.process))}
+        for process in found.keys() - owners.keys():
+            if owner := marks.get(self._mounts(process)):
+                owners[process] = owner
+        left = {process: parent for process, (parent, at, _) in found.items() if at and process not in owners}
+        while children := {process: owners[parent] for process, parent in left.items() if parent in owners}:
+            owners.update(children)
+            left = {process: parent for process, parent in left.items() if process not in children}
+        for process, one in owners.items():
+            one.members[process] = found[process][1]
+        return {process: resident for process, (_, _, resident) in found.items()}
+
+    def _stat(self, process: str) -> tuple[int, int, int]:
+        """A process's parent, the time of its start, and its resident size; zeros when it has ended."""
+        try:
+            with open(f"{self._proc}/{process}/stat", "rb", buffering=0) as file:
+                fields = file.read().rpartition(b")")[2].split()  # the name before may hold anything
+            return int(fields[1]), int(fields[19]), int(fields[21]) * _PAGE_BYTES
+        except (OSError, ValueError, IndexError):
+            return _GONE
+
+    def _mounts(self, process: int) -> str:
+        try:
+            return os.readlink(f"{self._proc}/{process}/ns/mnt")
+        except OSError:
+            return ""
+
+    def _swaps(self) -> bool:
+        """Whether the node has swap space, where resident sizes tell less than there is."""
+        return len(_lines(f"{self._proc}/swaps")) > 1
+
+    def _own_bytes(self, process: int) -> int:
+        return sum(_kilobytes(f"{self._proc}/{process}/status", _OWN).values())
+
+    def _exact_bytes(self, cheap: dict[int, int], files: int) -> int:
+        """The processes' proportional sizes, and what is in files that nobody maps; given each one's cheap size."""
+        private, shared = 0, 0
+        for process, bytes_ in cheap.items():
+            sizes = _kilobytes(f"{self._proc}/{process}/smaps_rollup", _EXACT) if bytes_ else {}
+            if len(sizes) == len(_EXACT):
+                shared += sizes["Pss_Shmem:"]
+                private += sizes["Pss_Anon:"] + sizes["SwapPss:"]
+            else:
+                private += bytes_  # it has just ended, or the kernel is older than 5.4
+        return private + max(shared, files)
+
+
+class Kills:
+    """Tells whether the kernel has just killed for want of memory, from a count that only rises."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self.count = count
+        self._settled = self._newest = 0
+        self._newest_at = -SETTLED_SECONDS
+
+    def look(self, now: float) -> None:
+        """Note the count; what was counted longer than a moment ago is no news any more."""
+        if now - self._newest_at >= SETTLED_SECONDS:
+            self._settled, self._newest, self._newest_at = self._newest, self.count(), now
+
+    def rose(self, *, since: int) -> bool:
+        """Whether the count has just risen, and is higher than it was at the start of the run that has ended."""
+        return self.count() > max(since, self._settled)
+
+
+def _kilobytes(path: str, names: tuple[str, ...]) -> dict[str, int]:
+    """The sizes in a file of /proc that have these names, in bytes."""
+    pairs = (line.split() for line in _lines(path) if line.startswith(names))
+    return {pair[0]: int(pair[1]) * 1024 for pair in pairs}
+
+
+def _lines(path: str) -> list[str]:
     try:
-        namespace = os.readlink(f"{proc}/{process}/ns/pid")
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def _tmpfs_bytes(path: str) -> int:
+    try:
+        found = os.statvfs(path)
     except OSError:
         return 0
-    return sum(_own_bytes(f"{proc}/{name}", namespace) for name in os.listdir(proc) if name.isdecimal())
-
-
-def kernel_kills() -> int:
-    """How many processes of this job's cgroup the kernel has killed for want of memory; 0 where nobody counts."""
-    with contextlib.suppress(OSError):
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
-            paths = [line.rstrip("\n").split(":", 2) for line in file]
-        for _, controllers, path in paths:
-            if controllers == "":
-                return _counted(f"/sys/fs/cgroup{path}/memory.events")
-            if "memory" in controllers.split(","):
-                return _counted(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-    return 0
-
-
-def _own_bytes(directory: str, namespace: str) -> int:
-    """Zero for a process of another container, and for one that has just ended."""
-    try:
-        if os.readlink(f"{directory}/ns/pid") != namespace:
-            return 0
-        with open(f"{directory}/status", encoding="utf-8", errors="replace") as file:
-            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(_OWN))
-    except OSError:
-        return 0
-
-
-def _counted(path: str) -> int:
-    with open(path, encoding="ascii") as file:
-        return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+    return (found.f_blocks - found.f_bfree) * found.f_frsize

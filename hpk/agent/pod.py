@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpk.agent import container, deadline, ephemeral, logs, processes, report, runs, supervise
+from hpk.agent import cgroup, container, deadline, ephemeral, logs, memory, processes, report, runs, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -38,6 +38,7 @@ class Surroundings:
         self.reporter = reporter
         self.reaper = reaper
         self.writer = writer
+        self.memory = memory.Watcher(job=cgroup.own())
         self.is_stopping = asyncio.Event()
         self.mounting = asyncio.Lock()
         plan = box.plan

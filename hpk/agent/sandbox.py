@@ -173,6 +173,19 @@ class Sandbox:
             text, self.left_out = etc.resolv_conf(text, added)
         return text
 
+    def own_tmpfs(self, container: records.ContainerPlan) -> tuple[str, ...]:
+        """The file systems in memory that this container alone can write to: what is in them counts as its memory."""
+        own = []
+        for volume in self.plan["volumes"]:
+            users = [
+                one for one in self.plan["containers"] if any(m["volume"] == volume["name"] for m in one["mounts"])
+            ]
+            if volume.get("medium") == "Memory" and users == [container]:
+                own.append(self.volumes.directory(volume["name"]))
+        if len(self.plan["containers"]) == 1:
+            own.append(os.path.join(self.places.private, "shm"))
+        return tuple(own)
+
     def close(self) -> None:
         """Unmount images and remove what is on scratch; the tmpfs goes with the mount namespace."""
         import shutil  # noqa: PLC0415 - not before the first container runs

@@ -68,6 +68,7 @@ class Bench:
             plan=plan,
             pod_ip="127.0.0.1",
             facts=SimpleNamespace(kill_wait_seconds=30.0),
+            own_tmpfs=lambda _plan: (),
             places=SimpleNamespace(pod=jobdir.PodDirectory(str(self.directory))),
         )
         loop = asyncio.get_running_loop()
@@ -278,7 +279,9 @@ WAIT = "trap 'echo term; exit 7' TERM; echo up; while :; do sleep 0.02; done"
 async def test_a_container_over_its_memory_limit_is_killed_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """OOMKilled with 137, restarted if its policy says so; its neighbour goes on."""
     monkeypatch.setattr(memory, "PERIOD_SECONDS", 0.01)
-    monkeypatch.setattr(memory, "usage_bytes", lambda process: 200 if process in over else 50)
+    monkeypatch.setattr(
+        memory.Meter, "exceeded", lambda _self, watched: [one for one in watched if one.process in over]
+    )
     over: set[int] = set()
     task = bench.start(one("c", WAIT, memory_limit=100), one("d", WAIT, memory_limit=100), restart_policy="OnFailure")
     await bench.until(lambda: bench.record("c")["state"] == bench.record("d")["state"] == "running")
@@ -293,15 +296,25 @@ async def test_a_container_over_its_memory_limit_is_killed_alone(bench: Bench, m
     assert bench.exit_code("d") == 7
 
 
-def test_memory_is_counted_by_pid_namespace(tmp_path: Path) -> None:
-    """All processes of a container count, those of others and the page cache do not."""
-    status = "Name:\tx\nRssAnon:\t 10 kB\nRssFile:\t 500 kB\nRssShmem:\t 2 kB\nVmSwap:\t 1 kB\n"
-    for name, namespace in {"7": "pid:[1]", "8": "pid:[1]", "9": "pid:[2]"}.items():
-        (tmp_path / name / "ns").mkdir(parents=True)
-        (tmp_path / name / "ns/pid").symlink_to(namespace)
-        (tmp_path / name / "status").write_text(status)
-    assert memory.usage_bytes(7, proc=str(tmp_path)) == 2 * 13 * 1024
-    assert memory.usage_bytes(5, proc=str(tmp_path)) == 0
+async def test_whom_the_kernel_killed_for_want_of_memory_is_oom_killed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Slurm confines the job, the kernel may be faster; its count of kills tells what a SIGKILL was."""
+    task = bench.start(one("c", WAIT), one("d", WAIT), one("e", WAIT))
+    counts = {"kills": 3}
+    monkeypatch.setattr(bench.all.memory.kills, "count", lambda: counts["kills"])
+    await bench.until(lambda: {bench.record(name)["state"] for name in "cde"} == {"running"})
+    counts["kills"] += 1
+    os.kill(bench.processes[bench.record("c")["container_id"]], signal.SIGKILL)
+    await bench.until(lambda: bench.record("c")["terminated"])
+    bench.all.memory.kills.look(1e9)
+    bench.all.memory.kills.look(2e9)
+    os.kill(bench.processes[bench.record("d")["container_id"]], signal.SIGKILL)
+    await bench.until(lambda: bench.record("d")["terminated"])
+    bench.pod.end("Deleted")
+    await ends(task)
+    reasons = [(found := bench.record(name)["terminated"]) and found["reason"] for name in "cde"]
+    assert reasons == ["OOMKilled", "Error", "Error"]
 
 
 async def test_deletion_is_sigterm_and_the_reason_stays(bench: Bench) -> None:

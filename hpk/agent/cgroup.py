@@ -1,0 +1,101 @@
+"""The memory cgroup that this process is in, which Slurm made for its job: what the kernel charges, and whom it killed.
+
+Slurm's layouts (cgroup.conf(5), cgroup_v2): v1 ``/slurm_<node>/uid_<uid>/job_<id>/step_batch/task_0`` below the
+memory controller's mount; v2 ``/system.slice/slurmstepd.scope/job_<id>/step_batch/user/task_0``.  All processes of a
+pod are in one of these, so it knows the sum of the containers, not each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MemoryCgroup:
+    """A directory of the cgroup file system, and whether it is of version 1."""
+
+    directory: str
+    is_v1: bool
+
+    def working_set_bytes(self) -> int | None:
+        """What is charged, without the page cache that the kernel would reclaim first; None if it cannot be read.
+
+        The kubelet's working set (cadvisor, ``container/libcontainer/handler.go``).
+        """
+        usage, cache = ("usage_in_bytes", "total_inactive_file") if self.is_v1 else ("current", "inactive_file")
+        try:
+            charged = int(_read(f"{self.directory}/memory.{usage}"))
+            return max(0, charged - _values(f"{self.directory}/memory.stat").get(cache, 0))
+        except (OSError, ValueError):
+            return None
+
+    def kills(self) -> int:
+        """How many processes in it the kernel has killed for want of memory; 0 where it does not say."""
+        name = "oom_control" if self.is_v1 else "events"
+        with contextlib.suppress(OSError, ValueError):
+            return _values(f"{self.directory}/memory.{name}").get("oom_kill", 0)
+        return 0
+
+
+def own(*, root: str = "/") -> MemoryCgroup | None:
+    """The memory cgroup of this process, or the nearest one above that counts; None where none is in sight.
+
+    Args:
+        root: In whose /proc and /sys to look; for tests.
+    """
+    try:
+        paths = _own_paths(_read(os.path.join(root, "proc/self/cgroup")))
+        mounts = _mounts(_read(os.path.join(root, "proc/self/mountinfo")))
+    except (OSError, ValueError, IndexError):
+        return None
+    is_v1 = "memory" in paths
+    path, mount = paths.get("memory" if is_v1 else ""), mounts.get("memory" if is_v1 else "")
+    if path is None or mount is None:
+        return None
+    mounted_root, mount_point = mount
+    inside = path.removeprefix(mounted_root.rstrip("/")).strip("/")
+    if not path.startswith(mounted_root):  # what is mounted is not where we are
+        return None
+    top = os.path.join(root, mount_point.lstrip("/"))
+    marker = "memory.usage_in_bytes" if is_v1 else "memory.current"
+    directory = os.path.join(top, inside) if inside else top
+    while directory.startswith(top):
+        if os.path.exists(os.path.join(directory, marker)):
+            return MemoryCgroup(directory, is_v1)
+        directory = os.path.dirname(directory)
+    return None
+
+
+def _own_paths(text: str) -> dict[str, str]:
+    """Controller → path; version 2 as the controller without a name."""
+    paths: dict[str, str] = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths.update(dict.fromkeys(controllers.split(","), path))
+    return paths
+
+
+def _mounts(text: str) -> dict[str, tuple[str, str]]:
+    """Controller → root within the hierarchy and mount point (proc_pid_mountinfo(5)); version 2 without a name."""
+    mounts: dict[str, tuple[str, str]] = {}
+    for line in text.splitlines():
+        fields = line.split(" ")
+        kind, _, options = fields[fields.index("-") + 1 :][:3]
+        if kind == "cgroup2":
+            mounts[""] = fields[3], fields[4]
+        elif kind == "cgroup":
+            mounts.update(dict.fromkeys(options.split(","), (fields[3], fields[4])))
+    return mounts
+
+
+def _values(path: str) -> dict[str, int]:
+    """The numbers of a file that has a name and a number in each line."""
+    pairs = (line.split() for line in _read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}  # noqa: PLR2004 - a pair
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
