@@ -28,6 +28,8 @@ NOT_BEGUN = frozenset({"ContainerCreating", "PodInitializing"})
 TERMINAL = frozenset({"Succeeded", "Failed"})
 OWN_ENDS = frozenset({"Deleted", "DeadlineExceeded", "Evicted", "SetupFailed"})
 """Reasons of an agent's end that explain themselves: Slurm knows nothing better."""
+MOST_MESSAGE_BYTES = 12 << 10
+"""Of all termination messages of one pod, in equal parts (MaxPodTerminationMessageLogLength)."""
 OURS = frozenset(
     {"PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready", "DisruptionTarget"}
 )
@@ -125,6 +127,20 @@ def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
     made = _as_lost(made, facts) if facts.is_over else made
     if container in pod.spec.init_containers and not _is_sidecar(container) and "terminated" in made["state"]:
         made["ready"] = made["state"]["terminated"]["exitCode"] == 0  # also when the pod is over, as the kubelet says
+    return _shortened(made, pod)
+
+
+def _shortened(made: dict[str, Any], pod: v1.Pod) -> dict[str, Any]:
+    """The same with termination messages cut, as status_manager.go does, so that the whole pod's stay bounded.
+
+    The beginning is kept, whole characters of it; controllers that store results in messages rely on that.
+    """
+    spec = pod.spec
+    most = MOST_MESSAGE_BYTES // len([*spec.containers, *spec.init_containers, *spec.ephemeral_containers])
+    for state in (made["state"], made["lastState"]):
+        ended = state.get("terminated", {})
+        if len(text := ended.get("message", "").encode("utf-8", "replace")) > most:
+            ended["message"] = text[:most].decode("utf-8", "ignore")
     return made
 
 

@@ -400,3 +400,18 @@ def test_no_container_goes_back(
     assert compare.may_follow(was, would) is is_legal
     over = made(one, report=report({**others, "c": after}, finished_at=T0), is_over=True)
     assert compare.may_follow(was, over)
+
+
+@pytest.mark.parametrize(("apps", "inits", "most"), [(("a", "b", "c", "d", "e"), ("i",), 2048), (("a",), (), 4096)])
+def test_all_termination_messages_of_a_pod_have_12_kib(
+    apps: tuple[str, ...], inits: tuple[str, ...], most: int
+) -> None:
+    """In equal parts, of which the beginning is kept, in whole characters; one container has what the agent told."""
+    long = ended(1) | {"message": "BEGIN" + "é" * 2045 + "x"}
+    told = {name: record("terminated") | {"terminated": long, "last_terminated": long} for name in (*apps, *inits)}
+    wanted = made(pod(apps=apps, inits=inits), report=report(told))
+    for one in (*wanted["containerStatuses"], *(wanted["initContainerStatuses"] or ())):
+        for state in ("state", "lastState"):
+            text = one[state]["terminated"]["message"]
+            assert text.startswith("BEGINé")
+            assert most - 1 <= len(text.encode()) <= most
