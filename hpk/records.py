@@ -23,8 +23,9 @@ class Link(TypedDict):
 
 
 class File(TypedDict):
-    """One file of a configMap, secret, downwardAPI or projected volume; ``data`` is base64."""
+    """One file of a configMap, secret, downwardAPI or projected volume; ``data`` is base64, ``uid`` its owner."""
 
+    uid: NotRequired[int]
     path: str
     mode: int
     data: str

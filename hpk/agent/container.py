@@ -9,7 +9,20 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from hpk.agent import deadline, hooks, leftovers, logs, memory, messages, probes, processes, restarts, runs, supervise
+from hpk.agent import (
+    deadline,
+    hooks,
+    leftovers,
+    logs,
+    memory,
+    messages,
+    probes,
+    processes,
+    restarts,
+    runs,
+    supervise,
+    volumes,
+)
 
 if TYPE_CHECKING:
     from hpk import records
@@ -18,6 +31,8 @@ if TYPE_CHECKING:
 _KILLED = 137
 LEAST_SECONDS = 2.0
 """Between SIGTERM and SIGKILL, however much of the grace a preStop hook used (the kubelet's minimum)."""
+CONFIGURATION_SECONDS = 10.0
+"""How often it is tried again to configure a container."""
 LOG_SECONDS = 2.0
 """How long a container that has ended waits for its last output to be written."""
 
@@ -76,6 +91,8 @@ class Container:
         try:
             while True:
                 ended = await self._run_once()
+                if ended is None:
+                    return False
                 policy = self.plan["restart_policy"] or self._all.plan["restart_policy"]
                 again = restarts.should_restart(policy, exit_code=ended["exit_code"], is_init=self.is_init)
                 if not again or not await self._pause(ended):
@@ -115,10 +132,14 @@ class Container:
         self._back_off.restarted(at=time.time())
         return True
 
-    async def _run_once(self) -> records.Terminated:
-        """One run, from crun to the last byte of its log."""
+    async def _run_once(self) -> records.Terminated | None:
+        """One run, from crun to the last byte of its log; None if the container is stopped before it can be made."""
         begun: runs.Run | Exception
         begun, self._begun = self._begun or begin(self._all, self.plan, self._number), None
+        while isinstance(begun, volumes.SubPathFailed):
+            if not await self._wait_for_configuration(str(begun)):
+                return None
+            begun = begin(self._all, self.plan, self._number)
         if isinstance(begun, Exception):
             return self._failed(str(begun))
         try:
@@ -128,6 +149,21 @@ class Container:
             if begun.process_id and self._all.reaper.is_running(begun.process_id):
                 os.kill(begun.process_id, 9)
             return self._failed(why)
+
+    async def _wait_for_configuration(self, why: str) -> bool:
+        """Say why the container cannot be configured, and wait a while; whether to try again."""
+        record, name = self.record, self.plan["name"]
+        if record["message"] != why:
+            self._all.reporter.event("Warning", "Failed", f"Error: {why}", container=name)
+        last = record["terminated"] or record["last_terminated"]
+        waiting = {"state": "waiting", "reason": "CreateContainerConfigError", "message": why}
+        record.update({**waiting, "terminated": None, "last_terminated": last})  # type: ignore[typeddict-item]
+        self._all.reporter.changed()
+        self.has_launched.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONFIGURATION_SECONDS):
+                await self._wants_stop.wait()
+        return not self._wants_stop.is_set()
 
     async def _run(self, begun: runs.Run) -> records.Terminated:
         file = self._log(begun)

@@ -15,20 +15,22 @@ _MOST_LINKS = 40
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def hold(root: str, path: str, *, create_mode: int | None = None) -> int:
+def hold(root: str, path: str, *, create_mode: int | None = None, beneath: str | None = None) -> int:
     """A descriptor (O_PATH) of ``path`` below ``root``; the caller closes it.
 
     Args:
         root: A directory that the pod does not control.
         path: Absolute or relative, both mean below root.
         create_mode: Make missing directories, with this mode whatever the umask.
+        beneath: If given, a link that leads out is refused (RESOLVE_BENEATH) instead of taking root for ``/``, and
+            nothing is made behind a link.  Its text is an absolute path that means the root as well, or empty.
 
     Raises:
-        OSError: A component is missing (ENOENT), is no directory, or there are too many links.
+        OSError: A component is missing (ENOENT), is no directory, leads out (EXDEV), or there are too many links.
     """
-    held = [os.open(root, _HOLD | os.O_DIRECTORY)]
+    held = [os.open(root, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)]
     try:
-        _walk(held, path, create_mode)
+        _walk(held, path, create_mode, beneath)
         return held.pop()
     finally:
         for descriptor in held:
@@ -57,17 +59,18 @@ def read(root: str, path: str, *, most: int = 1 << 20) -> bytes:
         os.close(descriptor)
 
 
-def _walk(held: list[int], path: str, create_mode: int | None) -> None:
+def _walk(held: list[int], path: str, create_mode: int | None, beneath: str | None) -> None:
     """Go down path, keeping in ``held`` the descriptors from the root to where we are."""
-    left = [part for part in path.split("/") if part not in ("", ".")][::-1]
-    links = 0
+    left, links = _parts(path), 0
     while left:
         part = left.pop()
         if part == "..":
             if len(held) > 1:
                 os.close(held.pop())
+            elif beneath is not None:
+                raise OSError(errno.EXDEV, f"Cannot resolve {path}: it leads out")
             continue
-        found = _open(held[-1], part, path, create_mode)
+        found = _open(held[-1], part, path, create_mode if beneath is None or not links else None)
         mode = os.fstat(found).st_mode
         if stat.S_ISLNK(mode):
             target = os.readlink("", dir_fd=found)
@@ -76,13 +79,29 @@ def _walk(held: list[int], path: str, create_mode: int | None) -> None:
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, f"Cannot resolve {path}: too many links")
             if target.startswith("/"):
+                target = target if beneath is None else _below(target, beneath)
                 while len(held) > 1:
                     os.close(held.pop())
-            left += [step for step in target.split("/") if step not in ("", ".")][::-1]
+            left += _parts(target)
             continue
         held.append(found)
         if left and not stat.S_ISDIR(mode):
             raise NotADirectoryError(errno.ENOTDIR, f"Cannot resolve {path}: {part} is not a directory")
+
+
+def _below(target: str, top: str) -> str:
+    """The rest of an absolute path below ``top``; an OSError if it is not there."""
+    if top == "/":
+        return target
+    top = top.rstrip("/")
+    if not top or not f"{target}/".startswith(f"{top}/"):
+        raise OSError(errno.EXDEV, f"Cannot resolve {target}: it leads out")
+    return target.removeprefix(top)
+
+
+def _parts(path: str) -> list[str]:
+    """The components, the first one last."""
+    return [part for part in path.split("/") if part not in ("", ".")][::-1]
 
 
 def _open(parent: int, part: str, path: str, create_mode: int | None) -> int:

@@ -283,7 +283,7 @@ def _binds(box: sandbox.Sandbox, run: Run) -> list[oci.Bind]:
         binds += _gpu_binds()
     kinds = {volume["name"]: volume["kind"] for volume in box.plan["volumes"]}
     for mount in container["mounts"]:
-        source, descriptor = box.volumes.source(mount)
+        source, descriptor = box.volumes.source(mount, container=container["name"])
         if descriptor is not None:
             run.held.append(descriptor)
         read_only = mount["read_only"] or kinds[mount["volume"]] == "files"

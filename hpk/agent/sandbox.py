@@ -72,6 +72,7 @@ class Sandbox:
             private=places.private,
             host=places.host,
             group=plan.get("fs_group"),
+            has_one_id=self.has_one_id,
         )
         self.oom_score = 0
         self.pause = 0

@@ -41,11 +41,24 @@ class MountFailed(Exception):
         super().__init__(f'MountVolume.SetUp failed for volume "{volume}" : {why}')
 
 
+class SubPathFailed(OSError):
+    """A container cannot be configured, now: a part of a volume that it mounts is not there; the kubelet's text."""
+
+    def __init__(self, volume: str, container: str) -> None:
+        super().__init__(f'failed to prepare subPath for volumeMount "{volume}" of container "{container}"')
+
+
 class Volumes:
     """The volumes that were made, by name."""
 
     def __init__(
-        self, *, scratch: str, private: str, group: int | None = None, host: str = jobdir.SANDBOX_HOST
+        self,
+        *,
+        scratch: str,
+        private: str,
+        group: int | None = None,
+        host: str = jobdir.SANDBOX_HOST,
+        has_one_id: bool = False,
     ) -> None:
         """Know where to make them.
 
@@ -54,7 +67,10 @@ class Volumes:
             private: A directory on a tmpfs.
             group: The pod's fsGroup, which owns emptyDirs and files.
             host: Where the node's own root directory is.
+            has_one_id: Whether every user of the pod is the same, whatever their numbers.
         """
+        self._has_one_id = has_one_id
+        self._names: dict[str, str] = {}
         self._scratch = scratch
         self._private = private
         self._host = host
@@ -75,21 +91,27 @@ class Volumes:
         except OSError as error:
             raise MountFailed(name, error) from error
 
-    def source(self, mount: records.Mount) -> tuple[str, int | None]:
+    def source(self, mount: records.Mount, *, container: str) -> tuple[str, int | None]:
         """What to bind for a container's mount: a path, and a descriptor to close once it is bound.
 
         A missing sub path becomes a directory.  It is resolved now, so that it shows what init containers made.
 
         Raises:
-            OSError: The sub path leads nowhere.
+            SubPathFailed: The sub path leads out of the volume, or nowhere.
         """
         whole = self._sources[mount["volume"]]
-        if not mount["sub_path"]:
+        if not (path := mount["sub_path"]):
             return whole, None
-        if ".." in mount["sub_path"].split("/"):
-            raise OSError(f"Cannot mount subPath {mount['sub_path']}: it must not contain '..'")
-        mode = stat.S_IMODE(os.stat(whole).st_mode)
-        descriptor = inroot.hold(whole, mount["sub_path"], create_mode=mode)
+        if ".." in path.split("/"):
+            raise SubPathFailed(mount["volume"], container)
+        try:
+            mode = stat.S_IMODE(os.stat(whole).st_mode)
+            own_name = self._names.get(mount["volume"], "")
+            descriptor = inroot.hold(whole, path, create_mode=mode, beneath=own_name)
+        except OSError as error:
+            # Only the job's output says more: the message could tell of the node's files.
+            print(f"container {container}: Cannot mount subPath {path}: {error}", flush=True)  # noqa: T201
+            raise SubPathFailed(mount["volume"], container) from error
         return inroot.path_of(descriptor), descriptor
 
     def directory(self, name: str) -> str:
@@ -122,12 +144,13 @@ class Volumes:
         path = os.path.join(self._private, "files", volume["name"])
         os.makedirs(path)
         os.chmod(path, 0o755)  # noqa: S103 - containers of any user read it
-        write_files(path, volume.get("files", []), group=self._group)
+        write_files(path, volume.get("files", []), group=self._group, owns=not self._has_one_id)
         return path
 
     def _host_path(self, volume: records.Volume) -> str:
         path = volume.get("host_path", "/")
         kind = volume.get("host_path_type", "")
+        self._names[volume["name"]] = path
         try:
             descriptor = inroot.hold(self._host, path)
         except FileNotFoundError:
@@ -159,17 +182,18 @@ class Volumes:
         )
 
 
-def write_files(directory: str, files: list[records.File], *, group: int | None) -> None:
+def write_files(directory: str, files: list[records.File], *, group: int | None, owns: bool = True) -> None:
     """Lay out files as the kubelet does: a dated directory, ``..data`` to it, and a link for each first name.
 
-    Called again, it replaces all files at once: ``..data`` is renamed over.
+    Called again, it replaces all files at once: ``..data`` is renamed over.  ``owns``: whether files have the owners
+    that the plan says; where there is one id, all are its own.
     """
     dated = time.strftime("..%Y_%m_%d_%H_%M_%S", time.gmtime()) + f".{time.time_ns() % 1_000_000_000:09d}"
     base = os.path.join(directory, dated)
     os.mkdir(base)
     os.chmod(base, 0o755)  # noqa: S103 - containers of any user read it
     for file in files:
-        _write_file(base, file, group=group)
+        _write_file(base, file, group=group, owner=file.get("uid", -1) if owns else -1)
     temporary = os.path.join(directory, "..data_tmp")
     os.symlink(dated, temporary)
     os.rename(temporary, os.path.join(directory, "..data"))
@@ -179,7 +203,7 @@ def write_files(directory: str, files: list[records.File], *, group: int | None)
             os.symlink(os.path.join("..data", first), link)
 
 
-def _write_file(base: str, file: records.File, *, group: int | None) -> None:
+def _write_file(base: str, file: records.File, *, group: int | None, owner: int) -> None:
     parts = file["path"].split("/")
     parent = base
     for part in parts[:-1]:
@@ -191,6 +215,8 @@ def _write_file(base: str, file: records.File, *, group: int | None) -> None:
     with os.fdopen(descriptor, "wb") as target:
         target.write(binascii.a2b_base64(file["data"]))
         mode = file["mode"]
+        if owner >= 0:
+            os.fchown(descriptor, owner, -1)
         if group is not None:
             os.fchown(descriptor, -1, group)
             mode |= 0o440

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hpk.kube import v1
 
 DEFAULT_MODE = 0o644
+OWNED_MODE = 0o600
+"""Of a file with an owner; the agent adds what an fsGroup may."""
 
 
 class SourceMissing(errors.HpkError):
@@ -56,6 +58,15 @@ def _volume(
     return {"name": volume.name, "kind": "empty_dir", "medium": medium, "size_limit": size}
 
 
+def only_user(pod: v1.Pod) -> int | None:
+    """The user that all containers of the pod are to run as, or None (pkg/volume/util FsUserFrom)."""
+    users = set()
+    for container in (*pod.all_containers, *pod.spec.ephemeral_containers):
+        own = container.security_context.run_as_user
+        users.add(pod.spec.security_context.run_as_user if own is None else own)
+    return users.pop() if len(users) == 1 else None
+
+
 class _Files:
     """Collects the files of one volume; a later file of the same path wins, as projections do."""
 
@@ -82,14 +93,21 @@ class _Files:
         if source.downward_api:
             self._add_downward(source.downward_api, default)
         if token := getattr(source, "service_account_token", None):
-            text = self._found.tokens[sources.token_key(token)]
-            self._add(token.path, text.encode(), default)
+            self._add_owned(token.path, self._found.tokens[sources.token_key(token)], default)
         if trusted := getattr(source, "cluster_trust_bundle", None):
             self._add_bundle(trusted, default)
 
     def _add(self, path: str, data: bytes, mode: int | None) -> None:
         text = base64.b64encode(data).decode()
         self._files[path] = {"path": path, "mode": DEFAULT_MODE if mode is None else mode, "data": text}
+
+    def _add_owned(self, path: str, text: str, default: int | None) -> None:
+        """Tokens and trust bundles are for the one user of the pod's containers, or for its fsGroup, if any."""
+        user = only_user(self._pod)
+        has_owner = user is not None or self._pod.spec.security_context.fs_group is not None
+        self._add(path, text.encode(), OWNED_MODE if has_owner else default)
+        if user is not None:
+            self._files[path]["uid"] = user
 
     def _add_config_map(self, source: v1.ConfigMapSource, default: int | None) -> None:
         item = self._found.config_maps.get(source.name)
@@ -133,7 +151,7 @@ class _Files:
                 f'clustertrustbundle "{source.name}"' if source.name else f"clustertrustbundle of {source.signer_name}"
             )
             raise SourceMissing(f"{named} not found", volume=self._volume.name)
-        self._add(source.path, (text or "").encode(), default)
+        self._add_owned(source.path, text or "", default)
 
     def _add_downward(self, source: v1.DownwardSource, default: int | None) -> None:
         for item in source.items:

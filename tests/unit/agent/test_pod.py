@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import container, execs, logs, memory, pod, processes, report, restarts, runs
+from hpk.agent import container, execs, logs, memory, pod, processes, report, restarts, runs, volumes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -46,6 +46,7 @@ class Bench:
         self.directory = directory
         self.began: list[str] = []
         self.broken: set[str] = set()
+        self.unconfigured: set[str] = set()
         self.neighbours: dict[str, str] = {}
         self.processes: dict[str, int] = {}
         self.pod: pod.Pod
@@ -87,6 +88,8 @@ class Bench:
         self.began.append(name)
         if neighbour:
             self.neighbours[name] = neighbour.container["name"]
+        if name in self.unconfigured:
+            return volumes.SubPathFailed("v", name)
         if name in self.broken:
             return OSError("no such image")
         directory = self.directory / f"{name}-{number}"
@@ -271,6 +274,26 @@ async def test_what_cannot_start_is_a_start_error(bench: Bench) -> None:
     assert (found["exit_code"], found["reason"], found["message"]) == (128, "StartError", "no such image")
     assert bench.events("Failed") == ["Error: no such image"]
     assert bench.exit_code("d") == 0
+
+
+async def test_a_container_that_cannot_be_configured_waits_and_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sub path that leads out of its volume is no end: the others run, and it starts when the volume is mended."""
+    monkeypatch.setattr(container, "CONFIGURATION_SECONDS", 0.01)
+    bench.unconfigured = {"c", "e"}
+    task = bench.start(one("c", "exit 3"), one("d", "exit 0"), one("e", "exit 0"))
+    await bench.until(lambda: bench.exit_code("d") == 0)
+    await bench.until(lambda: bench.began.count("c") > 2)
+    record = bench.record("c")
+    assert (record["state"], record["reason"]) == ("waiting", "CreateContainerConfigError")
+    assert record["message"] == 'failed to prepare subPath for volumeMount "v" of container "c"'
+    assert len(bench.events("Failed")) == 2
+    bench.unconfigured = {"e"}
+    await bench.until(lambda: bench.exit_code("c") == 3)
+    bench.pod.end("Deleted")
+    await ends(task)
+    assert bench.record("e")["state"] == "waiting"
 
 
 WAIT = "trap 'echo term; exit 7' TERM; echo up; while :; do sleep 0.02; done"

@@ -25,7 +25,8 @@ def make(tmp_path: Path, volume: dict[str, Any], **options: Any) -> volumes.Volu
 
 def source(made: volumes.Volumes, sub_path: str = "") -> Path:
     """The real path of what would be mounted."""
-    path, descriptor = made.source({"volume": "v", "path": "/x", "sub_path": sub_path, "read_only": False})
+    mount: Any = {"volume": "v", "path": "/x", "sub_path": sub_path, "read_only": False}
+    path, descriptor = made.source(mount, container="c")
     real = Path(path).resolve()
     if descriptor is not None:
         os.close(descriptor)
@@ -72,16 +73,46 @@ def test_a_missing_sub_path_becomes_a_directory(tmp_path: Path) -> None:
     assert source(made, "file") == root / "file"
 
 
-def test_a_sub_path_cannot_leave_its_volume(tmp_path: Path) -> None:
-    """Not by '..', and not by a link that a container has made."""
+def test_links_within_a_volume_are_followed(tmp_path: Path) -> None:
+    """To directories and files, by way of others; a hostPath volume's own absolute name is within it."""
     made = make(tmp_path, {"kind": "empty_dir"})
     root = source(made)
-    with pytest.raises(OSError, match=r"\.\."):
-        made.source({"volume": "v", "path": "/x", "sub_path": "a/../../b", "read_only": False})
-    (root / "absolute").symlink_to("/etc")
-    (root / "relative").symlink_to("../../../../etc")
-    assert source(made, "absolute/passwd").is_relative_to(root)
-    assert source(made, "relative/passwd").is_relative_to(root)
+    (root / "releases/3").mkdir(parents=True)
+    (root / "releases/3/file").touch()
+    (root / "current").symlink_to("releases/3")
+    (root / "releases/back").symlink_to("../current/file")
+    assert source(made, "current") == root / "releases/3"
+    assert source(made, "current/file") == root / "releases/3/file"
+    assert source(made, "releases/back") == root / "releases/3/file"
+    (tmp_path / "host/data/3").mkdir(parents=True)
+    (tmp_path / "host/data/current").symlink_to("/data/3")
+    shared = make(tmp_path, {"kind": "host_path", "host_path": "/data"})
+    assert source(shared, "current") == tmp_path / "host/data/3"
+    shared.close()
+
+
+@pytest.mark.parametrize(
+    "target", ["/etc", "../../../../etc", "..", "a/../..", "/", "missing", "../v2", "/data2", "link", "file/x"]
+)
+@pytest.mark.parametrize("below", ["", "/passwd"])
+@pytest.mark.parametrize("kind", ["empty_dir", "host_path"])
+def test_a_sub_path_that_leads_out_or_nowhere_is_refused(tmp_path: Path, target: str, below: str, kind: str) -> None:
+    """A link that a container has made shows nothing of the node and makes nothing; the words are the kubelet's."""
+    made = make(tmp_path, {"kind": kind, "host_path": "/data"})
+    root = source(made)
+    (root / "file").touch()
+    (root / "link").symlink_to(target)
+    with pytest.raises(volumes.SubPathFailed) as caught:
+        source(made, "link" + below)
+    assert str(caught.value) == 'failed to prepare subPath for volumeMount "v" of container "c"'
+    assert sorted(one.name for one in root.iterdir()) == ["file", "link"]
+    made.close()
+
+
+def test_a_sub_path_with_dots_is_refused(tmp_path: Path) -> None:
+    """The API server refuses it too."""
+    with pytest.raises(volumes.SubPathFailed):
+        source(make(tmp_path, {"kind": "empty_dir"}), "a/../../b")
 
 
 def test_links_that_never_end_are_an_error(tmp_path: Path) -> None:
@@ -144,3 +175,16 @@ def test_fs_group_owns_what_is_made(tmp_path: Path) -> None:
     made = make(tmp_path, {"kind": "files", "files": [file("x", b"", 0o400)]}, group=group)
     status = (source(made) / "x").stat()
     assert (status.st_gid, stat.S_IMODE(status.st_mode)) == (group, 0o440)
+
+
+def test_a_token_belongs_to_its_user_unless_there_is_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all users of the pod are the same, every file is theirs already."""
+    owners: list[int] = []
+    monkeypatch.setattr(os, "fchown", lambda _descriptor, uid, _gid: owners.append(uid))
+    token = file("token", b"t", 0o600) | {"uid": 1000}
+    made = make(tmp_path, {"kind": "files", "files": [token, file("ca.crt")]})
+    assert owners == [1000]
+    assert stat.S_IMODE((source(made) / "token").stat().st_mode) == 0o600
+    (tmp_path / "one").mkdir()
+    make(tmp_path / "one", {"kind": "files", "files": [token]}, has_one_id=True)
+    assert owners == [1000]

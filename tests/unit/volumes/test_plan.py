@@ -142,3 +142,33 @@ def test_the_pods_address_is_the_agents_to_fill_in() -> None:
     """It is known only in the job."""
     items = [{"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}}]
     assert files(downwardAPI={"items": items})["ip"][1].decode() == jobdir.POD_IP
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "mode", "owner"),
+    [
+        ({}, [{}, {}], 0o644, None),
+        ({"runAsUser": 1000}, [{}, {}], 0o600, 1000),
+        ({}, [{"runAsUser": 7}, {"runAsUser": 7}], 0o600, 7),
+        ({"runAsUser": 1000}, [{}, {"runAsUser": 7}], 0o644, None),
+        ({}, [{"runAsUser": 7}, {}], 0o644, None),
+        ({"runAsUser": 0}, [{}, {}], 0o600, 0),
+        ({"fsGroup": 50}, [{}, {}], 0o600, None),
+    ],
+)
+def test_a_token_belongs_to_the_only_user(
+    theirs: dict[str, Any], own: list[dict[str, Any]], mode: int, owner: int | None
+) -> None:
+    """Of all containers, init ones included; what else is in the volume keeps its mode."""
+    token = {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}
+    names = {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}}
+    containers = [{"name": f"c{n}", "image": "i", "securityContext": one} for n, one in enumerate(own)]
+    volume = {"name": "v", "projected": {"defaultMode": 0o644, "sources": [token, names]}}
+    spec = {"containers": containers[:1], "initContainers": containers[1:], "volumes": [volume]}
+    pod = v1.pod(
+        {"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {**spec, "securityContext": theirs}}
+    )
+    (made,) = plan.volumes(pod, FOUND, allocatable={})
+    name, secret = made["files"]
+    assert (secret["path"], secret["mode"], secret.get("uid")) == ("token", mode, owner)
+    assert (name["mode"], "uid" in name) == (0o644, False)
