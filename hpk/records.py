@@ -92,6 +92,7 @@ class User(TypedDict):
 class ContainerPlan(TypedDict):
     """One container, resolved: nothing in here needs the API server or the registry any more.
 
+    ``seccomp_profile``: ``RuntimeDefault``, or ``Unconfined`` or nothing for no filter.
     ``ephemeral`` ones are not in ``spec.json``: each comes over the link, in a Start message.  ``target`` is the
     container whose processes such a one shares.
     """
@@ -125,6 +126,7 @@ class ContainerPlan(TypedDict):
     lifecycle: NotRequired[dict[str, Any] | None]
     ports: NotRequired[dict[str, int]]
     memory_limit: NotRequired[int | None]
+    seccomp_profile: NotRequired[str]
     target: NotRequired[str]
 
 

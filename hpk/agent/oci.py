@@ -92,6 +92,7 @@ def configuration(
     oom_score: int,
     one_id: str | None = None,
     neighbour: Neighbour | None = None,
+    seccomp: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The whole ``config.json``.
 
@@ -106,6 +107,7 @@ def configuration(
         oom_score: ``oom_score_adj`` of the container.
         one_id: Where the pod has one id only: the directory with what a nested user namespace cannot mount.
         neighbour: Whose processes it shares.
+        seccomp: The filter of its system calls, if it is to have one.
 
     Raises:
         ValueError: It cannot share them, being in another user namespace.
@@ -141,6 +143,7 @@ def configuration(
             **mappings,
             "maskedPaths": list(MASKED),
             "readonlyPaths": list(READ_ONLY),
+            **({"seccomp": seccomp} if seccomp else {}),
         },
     }
 

@@ -133,11 +133,21 @@ def _begin(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> None:
         oom_score=box.oom_score,
         one_id=box.places.private if box.has_one_id else None,
         neighbour=_neighbour(box, run, neighbour),
+        seccomp=_seccomp(container),
     )
     run.process = configuration["process"]
     text = quickjson.dumps(configuration).encode("utf-8", "surrogateescape")
     jobdir.write_bytes(os.path.join(run.directory, "config.json"), text)
     _spawn(box, run)
+
+
+def _seccomp(container: records.ContainerPlan) -> dict[str, Any] | None:
+    """The filter that the container asks for; a ValueError where there can be none."""
+    if container.get("seccomp_profile") != "RuntimeDefault":
+        return None
+    from hpk.agent import seccomp  # noqa: PLC0415 - not before the first container of most pods
+
+    return seccomp.runtime_default(oci.capabilities(container["add_capabilities"], container["drop_capabilities"]))
 
 
 def _neighbour(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> oci.Neighbour | None:

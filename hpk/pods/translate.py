@@ -180,6 +180,7 @@ def container_plan(
         "startup_probe": _raw(container.startup_probe),
         "lifecycle": _raw(container.lifecycle),
         "memory_limit": _memory_limit(container),
+        "seccomp_profile": _seccomp_profile(pod, container),
         "ports": {port.name: port.container_port for port in container.ports if port.name},
     }
     if isinstance(container, v1.EphemeralContainer) and container.target_container_name:
@@ -204,6 +205,12 @@ def _raw(part: handlers.Probe | handlers.Lifecycle | None) -> dict[str, Any] | N
     """Return a probe or hooks as the API has them: what was not given is not there."""
     raw: dict[str, Any] | None = msgspec.to_builtins(part)
     return raw
+
+
+def _seccomp_profile(pod: v1.Pod, container: v1.Container) -> str:
+    """The container's own, else the pod's, else none (kuberuntime/helpers.go, getSeccompProfile)."""
+    profile = container.security_context.seccomp_profile or pod.spec.security_context.seccomp_profile
+    return profile.type if profile else "Unconfined"
 
 
 def _memory_limit(container: v1.Container) -> int | None:

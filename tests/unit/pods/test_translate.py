@@ -135,6 +135,27 @@ def test_run_as_non_root_is_checked_before_the_job(uid: int | None, user: str, w
     assert caught.value.container == "c"
 
 
+@pytest.mark.parametrize(
+    ("own", "theirs", "profile"),
+    [
+        (None, None, "Unconfined"),
+        (None, "RuntimeDefault", "RuntimeDefault"),
+        ("RuntimeDefault", "Unconfined", "RuntimeDefault"),
+        ("Unconfined", "RuntimeDefault", "Unconfined"),
+    ],
+)
+def test_the_seccomp_profile_is_the_container_s_else_the_pod_s_else_none(
+    own: str | None, theirs: str | None, profile: str
+) -> None:
+    """As upstream, where SeccompDefault is off."""
+
+    def context(kind: str | None) -> dict[str, Any]:
+        return {"securityContext": {"seccompProfile": {"type": kind}}} if kind else {}
+
+    made = only({"name": "c", "image": "i", "command": ["x"], **context(own)}, spec=context(theirs))
+    assert made["seccomp_profile"] == profile
+
+
 def test_a_sub_path_expression_is_expanded_and_stays_within_its_volume() -> None:
     """From the container's environment; what would leave the volume is refused."""
     volumes = {"volumes": [{"name": "v", "emptyDir": {}}]}
