@@ -312,3 +312,21 @@ found["map"] = open("/proc/self/uid_map").read().split()
         outside = cluster.shell("id -u").strip()
         # With one id the container's user is the pod's root, which is the user outside, under another number.
         assert found["map"][:3] in (["0", outside, "1"], ["1234", "0", "1"]), "root is the user outside"
+
+
+def test_runtime_default_filters_system_calls(space: conftest.Namespace) -> None:
+    """The container's profile wins over the pod's; a command of kubectl exec has the same filter."""
+    show = {"command": ["sh", "-c", "grep ^Seccomp: /proc/self/status; sleep 60"]}
+    runtime, none = {"seccompProfile": {"type": "RuntimeDefault"}}, {"seccompProfile": {"type": "Unconfined"}}
+    free = {"name": "free", "securityContext": none, **show}
+    user = {"name": "user", "securityContext": {"runAsUser": 1000, "capabilities": {"drop": ["ALL"]}}, **show}
+    containers = [{"image": "${REGISTRY}/busybox:1", **one} for one in ({"name": "c", **show}, user, free)]
+    spec = {"containers": containers, "securityContext": runtime, "terminationGracePeriodSeconds": 1}
+    space.apply(json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}))
+    conftest.until(lambda: space.phase("p") == "Running")
+    modes = {"c": "2", "user": "2", "free": "0"}
+    for name, mode in modes.items():
+        conftest.until(lambda name=name: space.kubectl("logs", "p", "-c", name))  # type: ignore[misc]
+        assert space.kubectl("logs", "p", "-c", name).split() == ["Seccomp:", mode]
+        again = space.kubectl("exec", "p", "-c", name, "--", "grep", "^Seccomp:", "/proc/self/status")
+        assert again.split() == ["Seccomp:", mode]

@@ -1,0 +1,65 @@
+"""What a pod may take of memory and disk, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests import cluster
+from tests.e2e import conftest
+
+pytestmark = pytest.mark.cluster
+
+FORKS = """
+x=$(head -c 40000000 /dev/zero | tr '\\0' x)
+for i in 1 2 3 4 5 6 7 8; do (sleep 20; echo ${#x}) & done
+echo ready; wait
+"""
+"""Nine processes that share 40 MB: 360 MB if each counts for itself."""
+
+
+def pod(name: str, *containers: dict[str, Any], **spec: Any) -> str:
+    """A manifest of busybox containers."""
+    made = [{"image": "${REGISTRY}/busybox:1", **one} for one in containers]
+    body = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": made, **spec}
+    return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body})
+
+
+def limited(name: str, memory: str, script: str) -> dict[str, Any]:
+    """A container with a memory limit."""
+    return {"name": name, "command": ["sh", "-c", script], "resources": {"limits": {"memory": memory}}}
+
+
+def ended(found: dict[str, Any]) -> dict[str, str]:
+    """How each container ended."""
+    return {one["name"]: one["state"]["terminated"]["reason"] for one in found["status"]["containerStatuses"]}
+
+
+def test_memory_is_counted_as_the_kernel_would(space: conftest.Namespace) -> None:
+    """Pages that forked processes share count once; who holds too much is OOMKilled alone."""
+    greedy = limited("greedy", "48Mi", "sleep 3; tail /dev/zero")
+    space.apply(pod("p", limited("forks", "250Mi", FORKS), greedy))
+    conftest.until(lambda: space.phase("p") in {"Succeeded", "Failed"})
+    assert ended(space.get("pod", "p")) == {"forks": "Completed", "greedy": "OOMKilled"}
+    assert space.kubectl("logs", "p", "-c", "forks").split() == ["ready", *["40000000"] * 8]
+
+
+def test_a_chatty_container_cannot_fill_the_home(space: conftest.Namespace) -> None:
+    """Its log takes five files of 10 MiB; their lines are one log, newest last, and can be followed to the end."""
+    line = "x" * 1000
+    script = f"yes {line} | head -c 70000000; echo last"
+    space.apply(pod("chatty", {"name": "c", "command": ["sh", "-c", script]}))
+    conftest.until(lambda: space.phase("chatty") == "Running" or space.phase("chatty") == "Succeeded")
+    assert space.kubectl("logs", "-f", "--tail=5", "chatty", seconds=300).endswith("\nlast\n")
+    conftest.until(lambda: space.phase("chatty") == "Succeeded")
+    uid = space.get("pod", "chatty")["metadata"]["uid"]
+    sizes = cluster.shell(f"stat -c %s .hpk/pods/{uid}/logs/c/*").split()
+    assert len(sizes) == 5
+    assert all(int(size) <= 10 << 20 for size in sizes)
+    shown = space.kubectl("logs", "chatty", seconds=300)
+    assert shown.endswith(f"{line}\nlast\n")
+    assert 40_000_000 < len(shown) < 50 << 20
+    assert space.kubectl("logs", "--tail=2", "chatty") == f"{line}\nlast\n"
+    assert len(space.kubectl("logs", "--since=1h", "chatty", seconds=300)) == len(shown)
