@@ -107,7 +107,8 @@ class Container:
         """Wait as the back-off says; whether to start again."""
         if self._wants_stop.is_set():
             return False
-        seconds = self._back_off.pause_seconds(finished_at=ended["finished_at"])
+        # Not by the times of the record: a clock that is set must not make a pause of ten seconds an hour.
+        seconds = self._back_off.pause_seconds(finished_at=time.monotonic())
         if seconds:
             name = self.plan["name"]
             pod_name, pause = self._all.pod_name, restarts.duration(seconds)
@@ -123,13 +124,13 @@ class Container:
             text = f"Back-off restarting failed container {name} in pod {pod_name}"
             self._all.reporter.event("Warning", "BackOff", text, container=name)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, ended["finished_at"] + seconds - time.time())):
+                async with asyncio.timeout(seconds):
                     await self._wants_stop.wait()
         if self._wants_stop.is_set():
             self.record.update({"state": "terminated", "reason": "", "message": "", "terminated": ended})
             self._all.reporter.changed()
             return False
-        self._back_off.restarted(at=time.time())
+        self._back_off.restarted(at=time.monotonic())
         return True
 
     async def _run_once(self) -> records.Terminated | None:

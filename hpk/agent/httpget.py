@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import functools
+import ipaddress
 import os
+import socket
 import ssl
 import urllib.parse
 from typing import TYPE_CHECKING, Any
@@ -17,6 +21,7 @@ MOST_HEADER_BYTES = 10 << 20
 """Of a whole answer's headers, as Go's client (net/http, Transport.MaxResponseHeaderBytes)."""
 MOST_LINE_BYTES = 64 << 10
 """What is kept of one header line; the rest is read and thrown away."""
+_RESOLVERS = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="resolver")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 
@@ -99,15 +104,29 @@ async def connect(
         Failed: There is no such host, or it refused.
     """
     try:
-        return await asyncio.open_connection(host, port, ssl=context, limit=MOST_LINE_BYTES)
+        address = await _resolve(host, port)
+        return await asyncio.open_connection(address, port, ssl=context, limit=MOST_LINE_BYTES)
     except ssl.SSLError as error:
         raise Failed(str(error)) from error
+    except (socket.gaierror, ValueError, OverflowError) as error:  # ValueError: a label of 64 bytes, a NUL
+        raise Failed(f"dial tcp: lookup {host}: no such host ({error})") from error
     except OSError as error:
         # asyncio puts its own words into strerror
         text = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
         raise Failed(f"dial tcp {_bracketed(host)}:{port}: connect: {text}") from error
-    except (ValueError, OverflowError) as error:  # a label of more than 63 bytes, a NUL; a port of six digits
-        raise Failed(f"dial tcp: lookup {host}: no such host ({error})") from error
+
+
+async def _resolve(host: str, port: int) -> str:
+    """An address of the host.
+
+    A lookup cannot be cancelled: it has threads of its own, so that a name server that does not answer holds up other
+    lookups, but not the agent's work on the disk.
+    """
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    look_up = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, look_up)
+    return str(found[0][4][0])
 
 
 async def _request(url: str, headers: Mapping[str, str]) -> tuple[int, str]:

@@ -55,7 +55,10 @@ class Surroundings:
         """Remove what a run that has ended left behind, when there is time for it."""
         if not isinstance(run, Exception):
             runs.close_stdin(run)  # here and not in the thread: sessions close it too
-            asyncio.get_running_loop().run_in_executor(None, runs.clean, run)
+            try:
+                asyncio.get_running_loop().run_in_executor(None, runs.clean, run)
+            except RuntimeError as error:  # the pod has all threads that are to be had; at its end all is removed
+                print(f"Cannot remove {run.root_directory} now: {error}", flush=True)  # noqa: T201 - the job's output
 
 
 class Pod:

@@ -90,12 +90,10 @@ class Reporter:
             await self._is_dirty.wait()
             self._is_dirty.clear()
             sequence = self._report["sequence"]
-            data = json.dumps(self._report, ensure_ascii=False, separators=(",", ":")).encode(
-                "utf-8", "surrogateescape"
-            )
+            data = _as_json(self._report)
             try:
                 await asyncio.to_thread(jobdir.write_bytes, self._path, data)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be had, as the pod has them all
                 print(f"Cannot write {self._path}: {error}", flush=True)  # noqa: T201 - the job's output is the log
                 asyncio.get_running_loop().call_later(1, self._is_dirty.set)
             self._last = (sequence, data)
@@ -109,6 +107,15 @@ class Reporter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._is_out.wait()
+
+
+def _as_json(report: records.Report) -> bytes:
+    """The report's text; a character that no file can hold must not keep back all the rest."""
+    text = json.dumps(report, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace")
 
 
 def first_report(plan: records.PodPlan, *, job_id: str, node: str, host_ip: str, pod_ip: str) -> records.Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,9 @@ def test_only_results_in_a_row_count(results: list[bool], verdicts: list[bool | 
     assert [verdict.add(result) for result in results] == verdicts
 
 
+ENDLESS = b"HTTP/1.1 200 OK\r\n" + (b"x: " + b"y" * 60_000 + b"\r\n") * 200
+
+
 class Server:
     """An HTTP server that answers by path and remembers requests."""
 
@@ -66,7 +70,7 @@ class Server:
             "/port": b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:99999/\r\n\r\n",
             "/file": b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1/\r\n\r\n",
             "/long": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000 + b"\r\nY: z\r\n\r\n",
-            "/endless": (b"HTTP/1.1 200 OK\r\n" + (b"x: " + b"y" * 60_000 + b"\r\n") * 200),
+            "/endless": ENDLESS,
             "/half": b"HTTP/1.1 200 OK\r\nX: ",
             "/a%20b": b"HTTP/1.1 200 OK\r\n\r\n",
         }
@@ -280,3 +284,21 @@ async def test_a_probe_that_fails_in_an_unforeseen_way_counts_as_failed_and_is_a
     await asyncio.gather(watching, return_exceptions=True)
     assert ready == [True, False, True]
     assert "RuntimeError: unforeseen" in events[0]
+
+
+async def test_name_servers_that_do_not_answer_hold_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many lookups that hang take no thread from the agent's other work, such as writing the report."""
+    release = threading.Event()
+
+    def hang(*_arguments: object, **_options: object) -> None:
+        release.wait(5)
+
+    monkeypatch.setattr("socket.getaddrinfo", hang)
+    probes_of_names = [
+        asyncio.create_task(check({"tcpSocket": {"host": "slow.example", "port": 1}}, seconds=0.01)) for _ in range(50)
+    ]
+    try:
+        assert all("i/o timeout" in str(text) for text in await asyncio.gather(*probes_of_names))
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), timeout=5) == "done"
+    finally:
+        release.set()
