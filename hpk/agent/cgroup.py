@@ -39,10 +39,11 @@ class MemoryCgroup:
         return 0
 
 
-def own(*, root: str = "/") -> MemoryCgroup | None:
+def own(*, root: str = "/", covered: int | None = None) -> MemoryCgroup | None:
     """The memory cgroup of this process, or the nearest one above that counts; None where none is in sight.
 
     Args:
+        covered: A descriptor of ``/sys/fs/cgroup`` as it was before something was mounted there.
         root: In whose /proc and /sys to look; for tests.
     """
     try:
@@ -58,6 +59,8 @@ def own(*, root: str = "/") -> MemoryCgroup | None:
     inside = path.removeprefix(mounted_root.rstrip("/")).strip("/")
     if not path.startswith(mounted_root):  # what is mounted is not where we are
         return None
+    if covered is not None:
+        mount_point = mount_point.replace("/sys/fs/cgroup", f"/proc/self/fd/{covered}", 1)
     top = os.path.join(root, mount_point.lstrip("/"))
     marker = "memory.usage_in_bytes" if is_v1 else "memory.current"
     directory = os.path.join(top, inside) if inside else top

@@ -6,13 +6,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpk.agent import cgroup, container, deadline, ephemeral, logs, memory, processes, report, runs, supervise
+from hpk.agent import container, deadline, ephemeral, logs, memory, processes, report, runs, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from hpk import records
-    from hpk.agent import sandbox
+    from hpk.agent import cgroup, sandbox
 
 MESSAGES = {
     "DeadlineExceeded": "Pod was active on the node longer than the specified deadline",
@@ -31,14 +31,20 @@ class Surroundings:
     """What every container of the pod needs; made once."""
 
     def __init__(
-        self, box: sandbox.Sandbox, *, reporter: report.Reporter, reaper: processes.Reaper, writer: logs.Writer
+        self,
+        box: sandbox.Sandbox,
+        *,
+        reporter: report.Reporter,
+        reaper: processes.Reaper,
+        writer: logs.Writer,
+        job: cgroup.MemoryCgroup | None = None,
     ) -> None:
         self.box = box
         self.plan = box.plan
         self.reporter = reporter
         self.reaper = reaper
         self.writer = writer
-        self.memory = memory.Watcher(job=cgroup.own())
+        self.memory = memory.Watcher(job=job)
         self.is_stopping = asyncio.Event()
         self.mounting = asyncio.Lock()
         plan = box.plan

@@ -11,7 +11,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import hpk
-from hpk.agent import disk, logs, pod, processes, report, sessions, supervise
+from hpk.agent import cgroup, disk, logs, pod, processes, report, sessions, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -43,7 +43,8 @@ async def _run(start: main.Start) -> int:
     )
     reporter = report.Reporter(first, path=box.places.pod.report)
     reaper = processes.Reaper(loop)
-    surroundings = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop))
+    job = cgroup.own(covered=box.cgroups)
+    surroundings = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop), job=job)
     the_pod = pod.Pod(surroundings, begun=start.begun)
     loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
     loop.add_signal_handler(signal.SIGTERM, the_pod.end, "Signalled")

@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hpk import records
 
+CGROUPS = "/sys/fs/cgroup"
 _SHM_SIZE = "64m"  # containerd's
 
 
@@ -75,6 +76,8 @@ class Sandbox:
             has_one_id=self.has_one_id,
         )
         self.oom_score = 0
+        self.cgroups: int | None = None
+        """The node's cgroups of version 1, where they have been covered."""
         self.pause = 0
         """The first process of the PID namespace that all containers share, if they do."""
         self.left_out: list[str] = []
@@ -139,7 +142,7 @@ class Sandbox:
         return os.path.join(self.places.private, "etc", name)
 
     def _set_kernel(self) -> None:
-        """Name the host, open low ports, and give crun a cgroup mount to look at."""
+        """Name the host, open low ports, and show crun the cgroups that it can take."""
         linux.set_hostname(self.plan["hostname"])
         if self.owns_network:
             # A server that is not root may bind port 80, and anybody may ping, as under containerd.
@@ -148,10 +151,21 @@ class Sandbox:
         with open("/proc/self/oom_score_adj", encoding="ascii") as file:
             # The agent must be the last of the pod that a memory shortage kills; to raise is always allowed.
             self.oom_score = min(1000, int(file.read()) + 500)
-        # crun wants to know the cgroup version even when told to leave cgroups alone.
         with open("/proc/self/mountinfo", encoding="utf-8") as file:
-            if " /sys/fs/cgroup " not in file.read():
-                linux.mount("tmpfs", "/sys/fs/cgroup", "tmpfs", options="mode=0755,size=0")
+            self._cover_cgroups(file.read())
+
+    def _cover_cgroups(self, mounts: str) -> None:
+        """Show crun no cgroups but those of version 2.
+
+        It wants to know the version even when told to leave cgroups alone, and gives up where both are mounted
+        ("hybrid mode not supported").  What is covered stays within our own reach, by a descriptor.
+        """
+        has_old = " - cgroup " in mounts
+        if " /sys/fs/cgroup " in mounts and not has_old:
+            return
+        if has_old:
+            self.cgroups = os.open(CGROUPS, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        linux.mount("tmpfs", CGROUPS, "tmpfs", options="mode=0755,size=0")
 
     def _write_etc(self) -> None:
         texts = {

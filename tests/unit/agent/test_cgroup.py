@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.agent import cgroup
+from hpk.agent import cgroup, linux, sandbox
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,3 +135,41 @@ def test_a_cgroup_that_goes_away_says_nothing(tmp_path: Path) -> None:
     gone = cgroup.MemoryCgroup(str(tmp_path / "gone"), is_v1=False)
     assert gone.working_set_bytes() is None
     assert gone.kills() == 0
+
+
+def test_what_has_been_covered_is_reached_by_its_descriptor(tmp_path: Path) -> None:
+    """The agent hides cgroups of version 1 from crun, and still knows its own."""
+    root = tree(tmp_path, V1)
+    descriptor = os.open(tmp_path / "sys/fs/cgroup", os.O_PATH)
+    try:
+        (tmp_path / "proc/self/fd").mkdir()
+        (tmp_path / f"proc/self/fd/{descriptor}").symlink_to(f"/proc/self/fd/{descriptor}")
+        (tmp_path / "sys/fs/cgroup").rename(tmp_path / "elsewhere")
+        found = cgroup.own(root=root, covered=descriptor)
+        assert found is not None
+        assert found.working_set_bytes() == 120 << 20
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "covers", "keeps"),
+    [
+        (V1_MOUNTS, ["/sys/fs/cgroup"], {int}),
+        (V2_MOUNTS, [], {type(None)}),
+        ("24 1 254:1 / / rw - ext4 /dev/vda1 rw", ["/sys/fs/cgroup"], {type(None)}),
+    ],
+)
+def test_crun_sees_cgroups_of_version_2_or_none(
+    mounts: str, covers: list[str], keeps: set[type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses to start anything where both versions are mounted, as they are on many nodes."""
+    covered: list[str] = []
+    monkeypatch.setattr(linux, "mount", lambda _source, target, *_more, **_options: covered.append(target))
+    box = sandbox.Sandbox.__new__(sandbox.Sandbox)
+    box.cgroups = None
+    box._cover_cgroups(mounts)
+    assert covered == covers
+    assert {type(box.cgroups)} == keeps
+    if box.cgroups is not None:
+        os.close(box.cgroups)
