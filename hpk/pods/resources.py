@@ -49,6 +49,15 @@ def request(pod: v1.Pod) -> Request:
     )
 
 
+def memory_limit(pod: v1.Pod) -> int | None:
+    """Return the memory limit of the pod as a whole; None where a container has none."""
+    if (own := pod.spec.resources.limits.get("memory")) is not None:
+        return quantity.ceiling(quantity.parse(own))
+    if any("memory" not in container.resources.limits for container in pod.all_containers):
+        return None
+    return quantity.ceiling(_of_pod(pod, "memory", is_limit_first=True))
+
+
 def effective(pod: v1.Pod, name: str) -> Decimal:
     """Return how much of a resource the pod requests; a limit counts where no request is."""
     return _of_pod(pod, name, is_limit_first=False) + _overhead(pod, name)

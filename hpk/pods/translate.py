@@ -115,7 +115,9 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "hosts": hosts(pod, site.cluster_domain),
         "resolv_conf": "" if pod.spec.dns_policy == "None" else None,
         "link": found.link,
-        "volumes": volume_plan.volumes(pod, found.sources, allocatable=cluster.allocatable),
+        "volumes": volume_plan.volumes(
+            pod, found.sources, allocatable=cluster.allocatable, memory_limit=resources.memory_limit(pod)
+        ),
         "containers": containers,
         "fs_group": pod.spec.security_context.fs_group,
         "disk_limits": disk.limits(pod),

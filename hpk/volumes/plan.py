@@ -33,17 +33,23 @@ class SourceMissing(errors.HpkError):
         self.volume = volume
 
 
-def volumes(pod: v1.Pod, found: sources.Sources, *, allocatable: Mapping[str, Decimal]) -> list[records.Volume]:
-    """The pod's volumes for the agent.
+def volumes(
+    pod: v1.Pod, found: sources.Sources, *, allocatable: Mapping[str, Decimal], memory_limit: int | None = None
+) -> list[records.Volume]:
+    """The pod's volumes for the agent; none in memory is larger than the pod's memory limit, if it has one.
 
     Raises:
         SourceMissing: The first volume that cannot be made yet, in the kubelet's words.
     """
-    return [_volume(pod, volume, found, allocatable) for volume in pod.spec.volumes]
+    return [_volume(pod, volume, found, allocatable, memory_limit) for volume in pod.spec.volumes]
 
 
 def _volume(
-    pod: v1.Pod, volume: v1.Volume, found: sources.Sources, allocatable: Mapping[str, Decimal]
+    pod: v1.Pod,
+    volume: v1.Volume,
+    found: sources.Sources,
+    allocatable: Mapping[str, Decimal],
+    memory_limit: int | None,
 ) -> records.Volume:
     if volume.host_path:
         path, kind = volume.host_path.path, volume.host_path.type
@@ -55,6 +61,9 @@ def _volume(
     limit = directory.size_limit if directory else None
     size = quantity.ceiling(quantity.parse(limit)) if limit is not None else None
     medium = directory.medium if directory else ""
+    if medium == "Memory" and memory_limit:
+        # What is in it counts as the pod's memory (pkg/volume/emptydir, calculateEmptyDirMemorySize).
+        size = min(size or memory_limit, memory_limit)
     return {"name": volume.name, "kind": "empty_dir", "medium": medium, "size_limit": size}
 
 

@@ -82,3 +82,31 @@ def test_a_runtime_classes_overhead_is_added() -> None:
     spec["containers"] = [{"name": "c", **needs("1", "1Gi")}]
     made = resources.request(v1.pod({"metadata": {"name": "p"}, "spec": spec}))
     assert made.memory_bytes == (1 << 30) + 8 * MI + resources.OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize(
+    ("apps", "inits", "whole", "limit"),
+    [
+        (["64Mi", "32Mi"], [], None, 96 * MI),
+        (["64Mi"], ["256Mi"], None, 256 * MI),
+        (["64Mi", None], [], None, None),
+        (["64Mi"], [None], None, None),
+        ([None], [], "1Gi", 1024 * MI),
+        ([None], [], None, None),
+    ],
+)
+def test_a_pod_s_memory_is_limited_if_all_its_containers_are(
+    apps: list[str | None], inits: list[str | None], whole: str | None, limit: int | None
+) -> None:
+    """Or if the pod is, as a whole."""
+
+    def made(prefix: str, limits: list[str | None]) -> list[dict[str, Any]]:
+        return [
+            {"name": f"{prefix}{number}", "resources": {"limits": {"memory": one}} if one else {}}
+            for number, one in enumerate(limits)
+        ]
+
+    spec: dict[str, Any] = {"containers": made("c", apps), "initContainers": made("i", inits)}
+    if whole:
+        spec["resources"] = {"limits": {"memory": whole}}
+    assert resources.memory_limit(v1.pod({"metadata": {"name": "p"}, "spec": spec})) == limit

@@ -132,6 +132,27 @@ def test_an_empty_directory_keeps_medium_and_limit() -> None:
     assert made(emptyDir={})["size_limit"] is None
 
 
+@pytest.mark.parametrize(
+    ("directory", "limit", "size"),
+    [
+        ({"medium": "Memory"}, 4096, 4096),
+        ({"medium": "Memory", "sizeLimit": "1Ki"}, 4096, 1024),
+        ({"medium": "Memory", "sizeLimit": "8Ki"}, 4096, 4096),
+        ({"medium": "Memory"}, None, None),
+        ({"sizeLimit": "8Ki"}, 4096, 8192),
+        ({}, 4096, None),
+    ],
+)
+def test_a_directory_in_memory_is_no_larger_than_the_pod_s_memory(
+    directory: dict[str, Any], limit: int | None, size: int | None
+) -> None:
+    """Not half of the node's memory, which is what a file system in memory has by itself."""
+    spec = {"containers": [{"name": "c"}], "volumes": [{"name": "v", "emptyDir": directory}]}
+    pod = v1.pod({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec})
+    (found,) = plan.volumes(pod, FOUND, allocatable={}, memory_limit=limit)
+    assert found["size_limit"] == size
+
+
 def test_a_host_path_keeps_its_type() -> None:
     """For the agent to check on the compute node."""
     volume = made(hostPath={"path": "/data", "type": "Directory"})
