@@ -22,13 +22,25 @@ class Link(TypedDict):
     key: str
 
 
+class Token(TypedDict):
+    """What a token was requested with, and when it should be replaced (the kubelet's clock)."""
+
+    audience: str
+    expiration_seconds: int
+    renew_at: float
+
+
 class File(TypedDict):
-    """One file of a configMap, secret, downwardAPI or projected volume; ``data`` is base64, ``uid`` its owner."""
+    """One file of a configMap, secret, downwardAPI or projected volume; ``data`` is base64, ``uid`` its owner.
+
+    ``token`` is there if it holds a service account's token.
+    """
 
     uid: NotRequired[int]
     path: str
     mode: int
     data: str
+    token: NotRequired[Token]
 
 
 class Volume(TypedDict):
@@ -152,6 +164,7 @@ class PodPlan(TypedDict):
     ``address`` is there in network ``overlay``.  ``has_one_id``: the site gives no subordinate ids, so that every
     user of the pod is the one who submitted its job.  ``share_processes``: all containers see each other's.
     ``resolv_conf`` is what ``dns`` is added to; None for the node's own.
+    ``renewals``: how often the tokens in it have been replaced since the job was submitted.
     """
 
     version: int
@@ -166,6 +179,7 @@ class PodPlan(TypedDict):
     address: NotRequired[Address]
     has_one_id: NotRequired[bool]
     share_processes: NotRequired[bool]
+    renewals: NotRequired[int]
     hosts: str
     resolv_conf: str | None
     dns: NotRequired[Dns]

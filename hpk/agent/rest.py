@@ -110,6 +110,7 @@ async def _link(
         on_terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
         on_session=serve,
         on_start=the_pod.add,
+        on_renew=start.box.renew_volumes,
         on_clock=the_pod.set_clock,
     )
     link.start()

@@ -131,6 +131,14 @@ class Sandbox:
         for volume in self.plan["volumes"]:
             self.volumes.make(volume)
 
+    def renew_volumes(self, changed: list[records.Volume]) -> None:
+        """Replace the files of volumes that have changed; what cannot be replaced stays as it is."""
+        for volume in changed:
+            try:
+                self.volumes.renew(volume)
+            except (OSError, LookupError, ValueError) as error:
+                print(f"Cannot renew volume {volume.get('name')}: {error}", flush=True)  # noqa: T201 - the job's output
+
     def fill(self, text: str) -> str:
         """The text with the addresses that only the job knows."""
         if "\0" not in text:

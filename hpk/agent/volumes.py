@@ -91,6 +91,18 @@ class Volumes:
         except OSError as error:
             raise MountFailed(name, error) from error
 
+    def renew(self, volume: records.Volume) -> None:
+        """Replace the files of a volume that was made.
+
+        Raises:
+            OSError: They cannot be written; those that are there stay.
+            LookupError: There is no such volume.
+        """
+        if volume["kind"] == "files":
+            write_files(
+                self._sources[volume["name"]], volume.get("files", []), group=self._group, owns=not self._has_one_id
+            )
+
     def source(self, mount: records.Mount, *, container: str) -> tuple[str, int | None]:
         """What to bind for a container's mount: a path, and a descriptor to close once it is bound.
 
@@ -194,9 +206,16 @@ def write_files(directory: str, files: list[records.File], *, group: int | None,
     os.chmod(base, 0o755)  # noqa: S103 - containers of any user read it
     for file in files:
         _write_file(base, file, group=group, owner=file.get("uid", -1) if owns else -1)
-    temporary = os.path.join(directory, "..data_tmp")
+    temporary, data = os.path.join(directory, "..data_tmp"), os.path.join(directory, "..data")
+    before = os.readlink(data) if os.path.islink(data) else ""
+    if os.path.islink(temporary):
+        os.unlink(temporary)  # of a call that failed
     os.symlink(dated, temporary)
-    os.rename(temporary, os.path.join(directory, "..data"))
+    os.rename(temporary, data)
+    if before:
+        import shutil  # noqa: PLC0415 - not before the first container runs
+
+        shutil.rmtree(os.path.join(directory, before), ignore_errors=True)
     for first in {file["path"].split("/", 1)[0] for file in files}:
         link = os.path.join(directory, first)
         if not os.path.islink(link):

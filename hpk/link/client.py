@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpk import records
 
-PROTOCOL = 3
+PROTOCOL = 4
 SERVER_NAME = "hpk-kubelet"
 """The name in the kubelet's certificate, wherever it runs."""
 FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
@@ -72,6 +72,7 @@ class LinkClient:
         on_terminate: Callable[[Terminate], None],
         on_session: Callable[[sessions.Request, peer.Peer], Awaitable[sessions.Ended]] | None = None,
         on_start: Callable[[records.ContainerPlan], None] | None = None,
+        on_renew: Callable[[list[records.Volume]], None] | None = None,
         on_clock: Callable[[float], bool] = lambda _ahead_seconds: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -88,6 +89,7 @@ class LinkClient:
             on_terminate: Called in the event loop.
             on_session: Serves a session, in a task of its own that is cancelled when its client is gone.
             on_start: Called in the event loop with an ephemeral container's plan, more than once with the same.
+            on_renew: Called in the event loop with volumes whose files have changed.
             on_clock: Told at each welcome how far our clock is ahead of the kubelet's; whether another report will
                 be published that takes account of it, so that the kubelet need not see one that does not.
             clock: Unix time.
@@ -97,7 +99,7 @@ class LinkClient:
         self._hello = link_pb2.Hello(protocol=PROTOCOL, uid=uid, agent_version=version, job_id=job_id)
         self._endpoint_file = endpoint_file
         self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-        self._on_terminate, self._on_start = on_terminate, on_start
+        self._on_terminate, self._on_start, self._on_renew = on_terminate, on_start, on_renew
         self._sessions = peer.Sessions(on_session or _none)
         self._newest: tuple[int, bytes] | None = None
         self._news = asyncio.Event()
@@ -190,12 +192,18 @@ class LinkClient:
             wish = message.terminate
             self._on_terminate(Terminate(grace_seconds=wish.grace_seconds, reason=wish.reason, message=wish.message))
         elif kind == "start" and self._on_start:
-            # surrogateescape: values of the environment are bytes
-            self._on_start(json.loads(message.start.json.decode("utf-8", "surrogateescape")))
+            self._on_start(_loads(message.start.json))
+        elif kind == "renew" and self._on_renew:
+            self._on_renew(_loads(message.renew.json))
         elif kind == "open":
             self._sessions.open(dial, message.open)
         elif kind == "abandon":
             self._sessions.abandon(message.abandon.session)
+
+
+def _loads(data: bytes) -> Any:
+    # surrogateescape: values of the environment are bytes
+    return json.loads(data.decode("utf-8", "surrogateescape"))
 
 
 def ahead_seconds(now: float, *, asked_at: float, heard_at: float) -> float:

@@ -25,6 +25,8 @@ MOST_WISHES = 2 * opener.MOST_FOR_POD + 16
 """Messages that may wait for one agent; more means that it does not listen, and its stream is ended."""
 START_PROTOCOL = 3
 """The first that knows ephemeral containers."""
+RENEW_PROTOCOL = 4
+"""The first that replaces the files of a volume."""
 OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -143,9 +145,15 @@ class LinkServer:
             raise errors.AgentUnavailable(
                 f"the pod's agent is of version {version}, from before ephemeral containers; recreate the pod"
             )
-        data = json.dumps(plan, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
-        if not stream.put(link_pb2.KubeletMessage(start=link_pb2.Start(json=data))):
+        if not stream.put(link_pb2.KubeletMessage(start=link_pb2.Start(json=_json(plan)))):
             raise errors.AgentUnavailable("the pod's agent does not listen")
+
+    def renew(self, uid: str, volumes: list[records.Volume]) -> bool:
+        """Have a pod's agent replace the files of volumes; returns whether it is on the line and knows how to."""
+        stream = self._streams.get(uid)
+        if stream is None or stream.hello.protocol < RENEW_PROTOCOL:
+            return False
+        return stream.put(link_pb2.KubeletMessage(renew=link_pb2.Renew(json=_json(volumes))))
 
     async def open(self, uid: str, request: sessions.Request) -> sessions.Session:
         """Begin a session in a pod (see :class:`sessions.Opener`).
@@ -223,6 +231,11 @@ class LinkServer:
             log.exception("Cannot handle a report", uid=uid, job=stream.hello.job_id)
         finally:
             stream.put(None)
+
+
+def _json(value: Any) -> bytes:
+    # surrogateescape: values of the environment are bytes
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
 
 
 def _handlers(

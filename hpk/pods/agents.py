@@ -33,6 +33,9 @@ class Line(Protocol):
     def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
         """Have the agent start an ephemeral container; errors.AgentUnavailable says why it cannot."""
 
+    def renew(self, uid: str, volumes: list[records.Volume]) -> bool:
+        """Have the agent replace the files of these volumes; False if it is not on the line, or too old."""
+
 
 class Agents:
     """Reports by pod UID.  The link's callbacks are `took_report`, `connected` and `disconnected`; none waits."""
@@ -41,6 +44,7 @@ class Agents:
         self._state, self._on_change = state, on_change
         self._reports: dict[str, records.Report] = {}
         self._lines: set[str] = set()
+        self._dials: dict[str, int] = {}
         self.line: Line | None = None
 
     async def took_report(self, uid: str, report: records.Report) -> None:
@@ -51,6 +55,7 @@ class Agents:
     async def connected(self, uid: str) -> None:
         """An agent dialled."""
         self._lines.add(uid)
+        self._dials[uid] = self._dials.get(uid, 0) + 1
         self._on_change(uid)
 
     async def disconnected(self, uid: str) -> None:
@@ -61,6 +66,10 @@ class Agents:
     def is_connected(self, uid: str) -> bool:
         """Whether the pod's agent is on the line."""
         return uid in self._lines
+
+    def dials(self, uid: str) -> int:
+        """How often an agent of the pod has dialled; whatever was said to one before may not have been heard."""
+        return self._dials.get(uid, 0)
 
     def newest(self, uid: str) -> records.Report | None:
         """The newest report known."""
@@ -94,9 +103,14 @@ class Agents:
             raise errors.AgentUnavailable("the pod's agent is not connected now")
         self.line.start_container(uid, plan)
 
+    def renew(self, uid: str, volumes: list[records.Volume]) -> bool:
+        """Have the agent replace the files of these volumes; False if it is not on the line, or too old."""
+        return self.line is not None and uid in self._lines and self.line.renew(uid, volumes)
+
     def forget(self, uid: str) -> None:
         """Drop what is known of a pod that is done with."""
         self._reports.pop(uid, None)
+        self._dials.pop(uid, None)
 
     async def _submitted_at(self, uid: str) -> float:
         """When the pod's job was, in Unix seconds; long ago if that is not known."""

@@ -15,7 +15,7 @@ import structlog
 
 from hpk import errors, jobdir
 from hpk.kube import v1
-from hpk.pods import admit, fit, gate, prepare, submit
+from hpk.pods import admit, fit, gate, prepare, submit, tokens
 
 if TYPE_CHECKING:
     from hpk import records
@@ -40,6 +40,7 @@ class Launch:
         waiting: By container, why it does not run yet.
         failure: (reason, message) of a pod that cannot be had.
         lanes: The pod's, in the gate.
+        tokens: What keeps its service-account tokens fresh once it is submitted.
     """
 
     def __init__(self, uid: str, used: services.Services) -> None:
@@ -56,6 +57,7 @@ class Launch:
         self._due_at = 0.0
         self._attempts = prepare.Attempts()
         self._told_hold = ""
+        self.tokens = tokens.Tokens(uid, used)
 
     async def adopt(self) -> None:
         """Find what an earlier kubelet, or an sbatch whose answer was lost, has left.
@@ -78,6 +80,7 @@ class Launch:
         plan: records.PodPlan | None = await asyncio.to_thread(jobdir.read_json, self._directory.plan)
         if plan is not None:
             self.images = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
+            self.tokens.know(plan)
         await self._s.agents.read(self.uid)
         self.is_adopted = True
         self.allocation = found
@@ -174,6 +177,7 @@ class Launch:
                 self.has_looked = False  # from here on a job may exist: whatever happens, look before submitting
                 allocation = await self._s.allocator.allocate(self.uid, script=ready.script)
         self.has_looked = True
+        self.tokens.know(ready.work.plan)
         self.allocation = allocation
         LOG.info("Submitted", pod=pod.where, uid=self.uid, job=allocation.job_id)
         self._s.recorder.tell(pod, "Normal", "Submitted", f"Submitted Slurm job {allocation.job_id}")

@@ -157,6 +157,10 @@ class Preparer:
         except translate.ContainerConfigError as error:
             raise self._misconfigured(pod, error) from error
 
+    async def token(self, pod: v1.Pod, key: sources.TokenKey) -> sources.Token:
+        """Request one more token for the pod, as its plan says it was requested (see `sources.token`)."""
+        return await sources.token(self._kube, pod, key)
+
     async def _fetch(self, pod: v1.Pod) -> sources.Sources:
         try:
             return await sources.gather(self._kube, pod, shared=self._shared)

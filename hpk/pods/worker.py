@@ -99,7 +99,9 @@ class Worker:
         """Do the next thing that brings the pod forward; the seconds until it should be tried again."""
         await self._adopt()
         if self._allocation is not None or self._launch.failure is not None:
-            return await self._end(pod) if self._must_end(pod) else self._ephemeral.advance(pod)
+            if self._must_end(pod):
+                return await self._end(pod)
+            return _sooner(self._ephemeral.advance(pod), self._launch.tokens.advance(pod))
         if pod.metadata.deletion_timestamp is not None or self._is_past_deadline(pod):
             return None
         again = await self._launch.attempt(pod, started_at=started_at)

@@ -102,7 +102,14 @@ class _Files:
         if source.downward_api:
             self._add_downward(source.downward_api, default)
         if token := getattr(source, "service_account_token", None):
-            self._add_owned(token.path, self._found.tokens[sources.token_key(token)], default)
+            key = sources.token_key(token)
+            found = self._found.tokens[key]
+            self._add_owned(token.path, found.text, default)
+            self._files[token.path]["token"] = {
+                "audience": key[0],
+                "expiration_seconds": key[1],
+                "renew_at": found.renew_at,
+            }
         if trusted := getattr(source, "cluster_trust_bundle", None):
             self._add_bundle(trusted, default)
 

@@ -7,7 +7,10 @@ little, so a first 403 is tried again.
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
@@ -20,8 +23,23 @@ if TYPE_CHECKING:
 SECONDS_TRIES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses between tries of a read that the node authorizer does not allow yet."""
 
+RENEWED_AT_PART = 0.8
+"""How much of a token's life may pass before it is renewed; the kubelet's (pkg/kubelet/token/token_manager.go)."""
+RENEWED_AT_SECONDS = 86400.0
+"""The same for tokens that live for days."""
+JITTER_PART = 0.1
+"""Of that time, at random: pods that were created together need not ask together."""
+
 TokenKey = tuple[str, int]
 """Audience and life time in seconds."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A service account's token, and when it should be replaced (Unix seconds)."""
+
+    text: str
+    renew_at: float
 
 
 @dataclass(frozen=True)
@@ -40,7 +58,7 @@ class Sources:
 
     config_maps: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     secrets: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    tokens: dict[TokenKey, str] = field(default_factory=dict)
+    tokens: dict[TokenKey, Token] = field(default_factory=dict)
     bundles: dict[bundles.Key, str | None] = field(default_factory=dict)
 
 
@@ -92,7 +110,7 @@ async def gather(kube: client.Kube, pod: v1.Pod, *, shared: SharedConfigMaps) ->
     config_maps, secrets, tokens, certificates = await asyncio.gather(
         asyncio.gather(*(shared.get(kube, namespace, name) for name in sorted(wanted.config_maps))),
         asyncio.gather(*(_read(kube, "secrets", namespace, name) for name in sorted(wanted.secrets))),
-        asyncio.gather(*(_token(kube, pod, key) for key in sorted(wanted.tokens))),
+        asyncio.gather(*(token(kube, pod, key) for key in sorted(wanted.tokens))),
         asyncio.gather(*(bundles.read(kube, key) for key in trusted)),
     )
     return Sources(
@@ -139,7 +157,14 @@ async def _read(kube: client.Kube, kind: str, namespace: str, name: str) -> dict
     return None
 
 
-async def _token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> str:
+async def token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> Token:
+    """Request a token of the pod's service account, bound to the pod.
+
+    Raises:
+        errors.ApiUnavailable: The API server is away.
+        errors.Rejected: It was refused for good: the pod or its service account is gone.
+        errors.NotFound: The same.
+    """
     audience, seconds = key
     reference = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
     spec = {"audiences": [audience] if audience else [], "expirationSeconds": seconds, "boundObjectRef": reference}
@@ -147,9 +172,19 @@ async def _token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> str:
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     for pause in (*SECONDS_TRIES, None):
         try:
-            return str((await kube.create(path, body))["status"]["token"])
+            status = (await kube.create(path, body))["status"]
         except errors.Rejected:
             if pause is None:
                 raise
             await asyncio.sleep(pause)
+        else:
+            return Token(str(status["token"]), _renew_at(status, now=time.time(), seconds=seconds))
     raise AssertionError("unreachable")
+
+
+def _renew_at(status: dict[str, Any], *, now: float, seconds: float) -> float:
+    """When the kubelet would renew the token; the API server may have given it a shorter life than asked for."""
+    if text := status.get("expirationTimestamp"):
+        seconds = datetime.fromisoformat(text).timestamp() - now
+    wait = min(seconds * RENEWED_AT_PART, RENEWED_AT_SECONDS)
+    return now + wait * (1 - JITTER_PART * random.random())  # noqa: S311 - spreads requests, protects nothing

@@ -79,6 +79,7 @@ class Kubelet:
         self.news = asyncio.Event()
         self.wishes: asyncio.Queue[client.Terminate] = asyncio.Queue()
         self.starts: asyncio.Queue[Any] = asyncio.Queue()
+        self.renewals: asyncio.Queue[Any] = asyncio.Queue()
         self.server: server.LinkServer
         self.clock: Callable[[], float] = time.time
         self._clients: list[client.LinkClient] = []
@@ -121,6 +122,7 @@ class Kubelet:
             on_terminate=self.wishes.put_nowait,
             on_session=serve,
             on_start=self.starts.put_nowait,
+            on_renew=self.renewals.put_nowait,
             on_clock=on_clock,
         )
         made.start()

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from hpk.volumes import sources
+
 PODS = "/api/v1/namespaces/ns/pods"
 SECONDS = 30.0
 """Longest wait of a test for something that must happen."""
@@ -88,6 +90,16 @@ class FakePreparer:
         self.asked = 0
         self.asked_for: list[str] = []
         self.held: dict[str, asyncio.Event] = {}
+        self.volumes: list[Any] = []
+        self.tokens: list[sources.Token | errors.HpkError] = []
+        self.tokens_asked: list[sources.TokenKey] = []
+
+    async def token(self, _pod: Any, key: sources.TokenKey) -> sources.Token:
+        self.tokens_asked.append(key)
+        made = self.tokens.pop(0)
+        if isinstance(made, errors.HpkError):
+            raise made
+        return made
 
     async def prepare(self, pod: Any, **_: Any) -> prepare.Ready:
         self.asked += 1
@@ -95,7 +107,7 @@ class FakePreparer:
             await held.wait()
         if self.errors:
             raise self.errors.pop(0)
-        plan: Any = {"containers": [], "uid": pod.metadata.uid}
+        plan: Any = {"containers": [], "uid": pod.metadata.uid, "volumes": self.volumes}
         return prepare.Ready(work=model.Work(plan=plan, job=None), script="#!/bin/sh\n", images={})  # type: ignore[arg-type]
 
     async def prepare_ephemeral(self, _pod: Any, container: Any, **_: Any) -> Any:
@@ -114,12 +126,20 @@ class FakeLine:
         self.asked: list[tuple[str, float]] = []
         self.started: list[str] = []
         self.why_not = ""
+        self.renewed: list[Any] = []
+        self.is_old = False
         self.reasons: list[str] = []
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
         self.reasons.append(reason)
         self.asked.append((uid, grace_seconds))
         return True
+
+    def renew(self, uid: str, volumes: Any) -> bool:
+        assert uid
+        if not self.is_old:
+            self.renewed.append(volumes)
+        return not self.is_old
 
     def start_container(self, uid: str, plan: Any) -> None:
         assert uid

@@ -63,6 +63,19 @@ def test_files_are_replaced_all_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "private/files/v/y").read_bytes() == b"more"
 
 
+def test_a_volume_that_was_renewed_keeps_nothing_of_before(tmp_path: Path) -> None:
+    """Neither the old token nor what a renewal that failed half-way has left; a volume of no pod is refused."""
+    made = make(tmp_path, {"kind": "files", "files": [file("token", b"old")]})
+    root = source(made)
+    (root / "..data_tmp").symlink_to("nowhere")
+    renewed: Any = {"name": "v", "kind": "files", "files": [file("token", b"new")]}
+    made.renew(renewed)
+    assert (root / "token").read_bytes() == b"new"
+    assert sorted(path.name for path in root.iterdir() if not path.is_symlink()) == [(root / "..data").readlink().name]
+    with pytest.raises(LookupError):
+        made.renew({"name": "other", "kind": "files", "files": []})
+
+
 def test_a_missing_sub_path_becomes_a_directory(tmp_path: Path) -> None:
     """Of the volume's own mode; a file stays a file."""
     made = make(tmp_path, {"kind": "empty_dir"})

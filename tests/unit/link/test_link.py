@@ -143,6 +143,21 @@ async def test_an_agent_of_an_older_protocol_is_sent_no_container(
         kubelet.server.start_container("pod-1", plan)
 
 
+async def test_renewed_files_reach_the_agent(kubelet: link.Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole volumes, as the plan has them; one that is away or too old is told of."""
+    volumes: Any = [{"name": "v", "kind": "files", "files": [{"path": "token", "mode": 0o600, "data": "bmV3"}]}]
+    assert not kubelet.server.renew("pod-1", volumes)
+    kubelet.dial("pod-1")
+    await kubelet.until(("connected", "pod-1"))
+    assert kubelet.server.renew("pod-1", volumes)
+    async with asyncio.timeout(link.TIMEOUT):
+        assert await kubelet.renewals.get() == volumes
+    monkeypatch.setattr(client, "PROTOCOL", 3)
+    kubelet.dial("pod-2")
+    await kubelet.until(("connected", "pod-2"))
+    assert not kubelet.server.renew("pod-2", volumes)
+
+
 @pytest.mark.parametrize(("skew", "told"), [(-120.0, 120.0), (120.0, -120.0), (0.5, 0.0)])
 async def test_an_agent_learns_how_far_its_clock_is_off(kubelet: link.Kubelet, skew: float, told: float) -> None:
     """The welcome says what time it is for the kubelet; what may be the way is no difference."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -98,10 +100,30 @@ async def test_a_token_is_bound_to_the_pod() -> None:
     api.reactions[f"{NAMESPACE}/serviceaccounts/robot/token"] = issue
     token = {"serviceAccountToken": {"path": "t", "audience": "vault", "expirationSeconds": 600}}
     one = pod(serviceAccountName="robot", volumes=[{"name": "v", "projected": {"sources": [token]}}])
-    assert (await gather(api, one)).tokens == {("vault", 600): "t"}
+    assert (await gather(api, one)).tokens["vault", 600].text == "t"
     spec = bodies[0]["spec"]
     assert (spec["audiences"], spec["expirationSeconds"]) == (["vault"], 600)
     assert spec["boundObjectRef"] == {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expires_in", "earliest", "latest"),
+    [(600, None, 430, 481), (600, 3600, 2590, 2881), (10 * 86400, 10 * 86400, 77000, 86401)],
+)
+async def test_a_token_is_renewed_before_it_ends(
+    asked: int, expires_in: int | None, earliest: float, latest: float
+) -> None:
+    """When the kubelet would: after four fifths of the life that the API server gave it, a day at most."""
+    api: Any = kube.FakeKube()
+    now = time.time()
+    expiry = {} if expires_in is None else {"expirationTimestamp": _stamp(now + expires_in)}
+    api.reactions[f"{NAMESPACE}/serviceaccounts/robot/token"] = lambda _: {"status": {"token": "t", **expiry}}
+    found = await sources.token(api, pod(serviceAccountName="robot"), ("", asked))
+    assert earliest <= found.renew_at - now <= latest
+
+
+def _stamp(at: float) -> str:
+    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 async def test_the_authorities_map_is_read_once_for_all_pods() -> None:

@@ -1,0 +1,128 @@
+"""A pod's service-account tokens are kept fresh from its submission on (ADR 0017).
+
+While the job is queued a token is renewed in ``spec.json``, which the agent reads when the job starts; its start waits
+for nobody.  While the agent is connected the volume's files go over the link as well, so that the tokens of running
+pods are renewed, too, and those of a pod that started while no kubelet ran.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from hpk import errors, jobdir
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from hpk import records
+    from hpk.kube import v1
+    from hpk.pods import services
+    from hpk.volumes import sources
+
+    Request = Callable[[v1.Pod, sources.TokenKey], Awaitable[sources.Token]]
+
+LOG = structlog.get_logger(__name__)
+
+TRY_AGAIN_SECONDS = 30.0
+"""After a renewal that failed; there is a fifth of the token's life left for it."""
+
+
+class Tokens:
+    """Those of one pod.  `advance` never waits; what takes time is done beside the pod's rounds."""
+
+    def __init__(self, uid: str, used: services.Services) -> None:
+        self.uid, self._s = uid, used
+        self._plan = used.state.pod(uid).plan
+        self._due_at = 0.0
+        self._is_in_hand = False
+        self._renewals = 0
+        self._told = (0, 0)  # the last stream on which the agent was sent the files, and of which renewal
+
+    def know(self, plan: records.PodPlan) -> None:
+        """Take over what the plan in the pod's directory says of its tokens."""
+        self._due_at = next_renewal(plan)
+        self._renewals = plan.get("renewals", 0)
+
+    def advance(self, pod: v1.Pod) -> float | None:
+        """Begin to renew what is due; returns the seconds until that should be looked at again."""
+        if self._is_in_hand:
+            return None  # its end makes a round
+        wait = self._due_at - time.time()
+        if wait <= 0 or (self._is_untold() and self._s.agents.is_connected(self.uid)):
+            self._is_in_hand = True
+            self._s.beside(self.uid, lambda: self._renew(pod))
+            return None
+        return None if math.isinf(wait) else wait
+
+    def _is_untold(self) -> bool:
+        """Whether the agent on the line may have read the plan before its last renewal, and knows no better yet."""
+        return self._renewals > 0 and self._told != (self._s.agents.dials(self.uid), self._renewals)
+
+    async def _renew(self, pod: v1.Pod) -> None:
+        self._due_at = time.time() + TRY_AGAIN_SECONDS  # also after a fault of ours
+        try:
+            plan: records.PodPlan | None = await asyncio.to_thread(jobdir.read_json, self._plan)
+            if plan is None or not any(files_with_tokens(plan)):
+                self._due_at = math.inf
+                return
+            if await renew(plan, pod, request=self._s.preparer.token, now=time.time()):
+                await asyncio.to_thread(_write, self._plan, plan)
+                LOG.info("Renewed a pod's tokens", pod=pod.where, uid=self.uid)
+            self.know(plan)
+            if self._is_untold() and self._s.agents.is_connected(self.uid):
+                # One of an older version is not told, and no more is done on this stream than on any other.
+                self._told = (self._s.agents.dials(self.uid), self._renewals)
+                self._s.agents.renew(self.uid, with_tokens(plan))
+        except (errors.HpkError, OSError, ValueError) as error:
+            LOG.warning("Cannot renew a pod's tokens, will try again", pod=pod.where, uid=self.uid, error=str(error))
+        finally:
+            self._is_in_hand = False
+
+
+def files_with_tokens(plan: records.PodPlan) -> Iterator[records.File]:
+    """Yield the files that hold a token."""
+    for volume in plan.get("volumes", []):
+        yield from (file for file in volume.get("files", []) if "token" in file)
+
+
+def with_tokens(plan: records.PodPlan) -> list[records.Volume]:
+    """Return the volumes that hold a token."""
+    return [volume for volume in plan.get("volumes", []) if any("token" in file for file in volume.get("files", []))]
+
+
+def next_renewal(plan: records.PodPlan) -> float:
+    """Return when the first token should be renewed (Unix seconds)."""
+    return min((file["token"]["renew_at"] for file in files_with_tokens(plan)), default=math.inf)
+
+
+async def renew(plan: records.PodPlan, pod: v1.Pod, *, request: Request, now: float) -> bool:
+    """Replace the tokens that are due, in the plan itself; returns whether any was.
+
+    Raises:
+        errors.HpkError: The API server is away, or refuses.
+    """
+    fresh: dict[sources.TokenKey, sources.Token] = {}
+    for file in files_with_tokens(plan):
+        asked = file["token"]
+        if asked["renew_at"] > now:
+            continue
+        key = (asked["audience"], asked["expiration_seconds"])
+        if key not in fresh:
+            fresh[key] = await request(pod, key)
+        file["data"] = base64.b64encode(fresh[key].text.encode()).decode()
+        asked["renew_at"] = fresh[key].renew_at
+    plan["renewals"] = plan.get("renewals", 0) + bool(fresh)
+    return bool(fresh)
+
+
+def _write(path: str, plan: records.PodPlan) -> None:
+    """Replace the plan, unless it has been removed meanwhile: a pod that is over keeps no secrets."""
+    if Path(path).exists():
+        jobdir.write_json(path, plan)
