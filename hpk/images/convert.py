@@ -11,13 +11,12 @@ The request is one JSON object on standard input, the answer one on standard out
     {"files": 3120, "bytes": 73400320, "seconds": 1.2}    or    {"error": "…", "is_images_fault": true}
 
 It is a process and not a thread because it computes for seconds and holds the whole tree of names: the kubelet's
-event loop must not wait for it, nor its memory grow.
+event loop must not wait for it, nor its memory grow.  What an image may take is in :mod:`hpk.images.bounds`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -26,14 +25,13 @@ import subprocess
 import sys
 import tarfile
 import time
-import zlib
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
-from hpk.images import layers
+from hpk.images import archive, bounds, layers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 COMPRESSION: Final = ("-comp", "zstd", "-Xcompression-level", "1", "-b", "128K")
 MEMORY: Final = "128M"
@@ -42,33 +40,12 @@ NICENESS: Final = 5
 """The control plane beside us is more urgent than a conversion."""
 
 _CHUNK: Final = 1 << 20
-_TAR_BUFFER: Final = 32 << 10  # tarfile copies what is left of it after each header: small beats big, measured
-_ENCODING: Final = "utf-8"
-_ERRORS: Final = "surrogateescape"  # names and attributes are bytes, and stay what they are
-_XATTR: Final = "SCHILY.xattr."
-_UNWANTED_XATTRS: Final = ("user.overlay.", "user.fuseoverlayfs.", "security.selinux", "security.ima", "security.evm")
-"""Attributes that would mean something to the overlay above the image, or only on the host that built it."""
-_KINDS: Final = {
-    tarfile.DIRTYPE: "directory",
-    tarfile.SYMTYPE: "symlink",
-    tarfile.LNKTYPE: "hardlink",
-    tarfile.FIFOTYPE: "fifo",
-    tarfile.CHRTYPE: "device",
-    tarfile.BLKTYPE: "device",
-    **dict.fromkeys(tarfile.REGULAR_TYPES, "file"),
-}
 _TYPES: Final = {
     "directory": tarfile.DIRTYPE,
     "symlink": tarfile.SYMTYPE,
     "fifo": tarfile.FIFOTYPE,
     "file": tarfile.REGTYPE,
 }
-
-
-# Public names of tarfile that its type stubs lack.
-_END: Final = vars(tarfile)["EOFHeaderError"]
-_EMPTY: Final = vars(tarfile)["EmptyHeaderError"]
-_DAMAGED: Final = (vars(tarfile)["InvalidHeaderError"], vars(tarfile)["TruncatedHeaderError"])
 
 
 class CannotConvertError(Exception):
@@ -83,20 +60,23 @@ class Result(NamedTuple):
     seconds: float
 
 
-def convert(layer_files: Sequence[str], *, output: str, has_one_owner: bool = False) -> Result:
+def convert(
+    layer_files: Sequence[str], *, output: str, has_one_owner: bool = False, allowed: bounds.Bounds = bounds.DEFAULT
+) -> Result:
     """Write the squashfs file that the layers, the lowest first, add up to.
 
     With ``has_one_owner`` all files are root's, for pods that have one id only: what belongs to an id that a user
     namespace does not have can neither be changed in it nor, if it is not open to all, be read.
 
     Raises:
-        layers.BadLayer: A layer is damaged or breaks the format's rules.
+        layers.BadLayer: A layer is damaged, breaks the format's rules, or has more than is allowed.
         CannotConvertError: A tool is missing, or the file cannot be written; no output is left behind.
     """
     started = time.monotonic()
-    tree = layers.Tree()
+    count = bounds.Count(allowed)
+    tree = layers.Tree(most_nodes=allowed.members)
     for file in layer_files:
-        tree.apply(_entries(file, has_one_owner=has_one_owner))
+        tree.apply(archive.entries(file, has_one_owner=has_one_owner, count=count))
     tree.add_mount_points()
     try:
         with _mksquashfs(output, root=tree.root.entry) as sink:
@@ -106,35 +86,6 @@ def convert(layer_files: Sequence[str], *, output: str, has_one_owner: bool = Fa
         Path(output).unlink(missing_ok=True)
         raise
     return Result(files=files, size_bytes=size_bytes, seconds=time.monotonic() - started)
-
-
-def _entries(file: str, *, has_one_owner: bool) -> Iterator[layers.Entry]:
-    with _members(file) as archive:
-        for number, member in enumerate(_numbered(archive)):
-            kind = _KINDS.get(member.type)
-            if kind is None:
-                continue
-            yield layers.Entry(
-                number=number,
-                name=member.name,
-                kind=kind,
-                mode=member.mode & 0o7777,
-                uid=0 if has_one_owner else member.uid,
-                gid=0 if has_one_owner else member.gid,
-                mtime=max(0, int(member.mtime)),
-                size=member.size if kind == "file" else 0,
-                link=member.linkname,
-                xattrs=_xattrs(member.pax_headers),
-            )
-
-
-def _xattrs(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    named = ((key.removeprefix(_XATTR), value) for key, value in headers.items() if key.startswith(_XATTR))
-    return tuple(
-        (name, value)
-        for name, value in named
-        if name.startswith(("user.", "security.")) and not name.startswith(_UNWANTED_XATTRS)
-    )
 
 
 def _write(tree: layers.Tree, *, layer_files: Sequence[str], sink: IO[bytes]) -> int:
@@ -167,12 +118,12 @@ def _write_contents(file: str, *, wanted: dict[int, layers.Node], names: dict[in
     if not wanted:
         return
     last = max(wanted)
-    with _members(file) as archive:
-        for number, member in enumerate(_numbered(archive)):
+    with archive.members(file) as opened:
+        for number, member in enumerate(archive.numbered(opened)):
             node = wanted.get(number)
             if node is not None:
                 sink.write(_header(names[id(node)][0], node.entry))
-                content = archive.extractfile(member)
+                content = opened.extractfile(member)
                 assert content is not None
                 shutil.copyfileobj(content, sink, _CHUNK)
                 sink.write(bytes(-member.size % tarfile.BLOCKSIZE))
@@ -186,13 +137,13 @@ def _header(name: str, entry: layers.Entry) -> bytes:
     info.mode, info.uid, info.gid, info.mtime = entry.mode, entry.uid, entry.gid, entry.mtime
     info.size = entry.size
     info.linkname = entry.link if entry.kind == "symlink" else ""
-    return _pax(entry.xattrs) + info.tobuf(tarfile.GNU_FORMAT, _ENCODING, _ERRORS)
+    return _pax(entry.xattrs) + info.tobuf(tarfile.GNU_FORMAT, archive.ENCODING, archive.ERRORS)
 
 
 def _hard_link(name: str, *, target: str) -> bytes:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = tarfile.LNKTYPE, target
-    return info.tobuf(tarfile.GNU_FORMAT, _ENCODING, _ERRORS)
+    return info.tobuf(tarfile.GNU_FORMAT, archive.ENCODING, archive.ERRORS)
 
 
 def _pax(xattrs: tuple[tuple[str, str], ...]) -> bytes:
@@ -201,109 +152,14 @@ def _pax(xattrs: tuple[tuple[str, str], ...]) -> bytes:
         return b""
     records = b""
     for name, value in xattrs:
-        body = f" {_XATTR}{name}={value}\n".encode(_ENCODING, _ERRORS)
+        body = f" {archive.XATTR}{name}={value}\n".encode(archive.ENCODING, archive.ERRORS)
         length = len(body) + len(str(len(body)))
         length = len(body) + len(str(length))
         records += str(length).encode() + body
     info = tarfile.TarInfo("attributes")
     info.type, info.size = tarfile.XHDTYPE, len(records)
     padding = bytes(-len(records) % tarfile.BLOCKSIZE)
-    return info.tobuf(tarfile.USTAR_FORMAT, _ENCODING, _ERRORS) + records + padding
-
-
-def _numbered(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """All members; the archive forgets them again, or a big layer would fill the memory twice."""
-    while (member := archive.next()) is not None:
-        archive.members = []  # type: ignore[attr-defined] # not in the stubs, documented in tarfile's own source
-        yield member
-
-
-class _Strict(tarfile.TarInfo):
-    """Headers as tarfile reads them, but a damaged one is an error: tarfile takes it for the archive's end."""
-
-    @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(archive)
-        except _EMPTY as error:  # the end without its two blocks of zeros, also of an empty layer
-            raise _END(*error.args) from error
-        except _DAMAGED as error:
-            raise layers.BadLayer(f"a layer cannot be read: {error}") from error
-
-
-@contextlib.contextmanager
-def _members(file: str) -> Iterator[tarfile.TarFile]:
-    """The layer as a tar stream, by whatever it is compressed with: its first bytes say, not its media type."""
-    with Path(file).open("rb") as raw, _decompressed(raw) as plain:
-        try:
-            with tarfile.open(
-                fileobj=plain, mode="r|", bufsize=_TAR_BUFFER, tarinfo=_Strict, encoding=_ENCODING, errors=_ERRORS
-            ) as archive:
-                yield archive
-        except (tarfile.TarError, zlib.error, EOFError) as error:
-            raise layers.BadLayer(f"a layer cannot be read: {error}") from error
-
-
-@contextlib.contextmanager
-def _decompressed(raw: io.BufferedReader) -> Iterator[IO[bytes]]:
-    start = raw.peek(4)[:4]
-    if start[:2] == b"\x1f\x8b":
-        yield io.BufferedReader(_Inflated(raw), _CHUNK)
-    elif start == b"\x28\xb5\x2f\xfd":
-        with _unzstd(raw) as plain:
-            yield plain
-    else:
-        yield raw
-
-
-class _Inflated(io.RawIOBase):
-    """The plain bytes of a gzip file of any number of members; three times as fast as the gzip module on 3.11."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
-        self._inflate = zlib.decompressobj(wbits=31)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while True:
-            held = self._inflate.unconsumed_tail or self._inflate.unused_data
-            if self._inflate.eof:
-                held = held or self._raw.read(_CHUNK)
-                if not held.strip(b"\0"):  # the end, or padding after it
-                    return 0
-                self._inflate = zlib.decompressobj(wbits=31)
-            compressed = held or self._raw.read(_CHUNK // 4)
-            if not compressed:
-                raise EOFError("a gzip stream ends before its end")
-            plain = self._inflate.decompress(compressed, len(buffer))
-            if plain:
-                buffer[: len(plain)] = plain
-                return len(plain)
-
-
-@contextlib.contextmanager
-def _unzstd(raw: io.BufferedReader) -> Iterator[IO[bytes]]:
-    try:
-        process = subprocess.Popen(
-            ["zstd", "-dcq", "--long=31", "--", raw.name], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-    except FileNotFoundError as error:
-        raise CannotConvertError("the image has zstd layers and the program 'zstd' is not installed") from error
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process:
-        finished = False
-        try:
-            yield process.stdout
-            finished = not process.stdout.read(1)
-        finally:
-            if not finished:
-                process.kill()
-            complaint = process.stderr.read().decode(errors="replace").strip()
-        if process.wait() > 0:
-            raise layers.BadLayer(f"a layer cannot be read: {complaint}")
+    return info.tobuf(tarfile.USTAR_FORMAT, archive.ENCODING, archive.ERRORS) + records + padding
 
 
 @contextlib.contextmanager
@@ -315,9 +171,10 @@ def _mksquashfs(output: str, *, root: layers.Entry) -> Iterator[IO[bytes]]:
     argv += ["-mkfs-time", "0", "-root-time", str(root.mtime), "-root-mode", f"{root.mode:o}"]
     argv += ["-root-uid", str(root.uid), "-root-gid", str(root.gid)]
     try:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=_CHUNK
-        )
+        with bounds.no_bound_on_memory():  # it has one of its own, and a stack for each CPU
+            process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=_CHUNK
+            )
     except FileNotFoundError as error:
         raise CannotConvertError("the program 'mksquashfs' is not installed (squashfs-tools 4.6 or later)") from error
     assert process.stdin is not None
@@ -340,6 +197,8 @@ def _mksquashfs(output: str, *, root: layers.Entry) -> Iterator[IO[bytes]]:
         status = process.wait()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
+    if status == -signal.SIGXCPU:
+        raise bounds.TooMuch("mksquashfs took more CPU time than a conversion may")
     if status != 0 or is_broken:
         raise CannotConvertError(f"mksquashfs cannot write the image: {said or f'exit status {status}'}")
 
@@ -349,6 +208,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(NICENESS)
     os.umask(0o077)
+    allowed = bounds.DEFAULT
+    bounds.confine(allowed)
     request = json.load(sys.stdin)
     answer: dict[str, Any]
     try:
@@ -357,7 +218,9 @@ def main() -> int:
         answer = {"files": result.files, "bytes": result.size_bytes, "seconds": result.seconds}
     except layers.BadLayer as error:
         answer = {"error": str(error), "is_images_fault": True}
-    except (CannotConvertError, OSError) as error:
+    except MemoryError:
+        answer = {"error": bounds.too_much_memory(allowed), "is_images_fault": True}
+    except (CannotConvertError, archive.ToolMissing, OSError) as error:
         answer = {"error": str(error), "is_images_fault": False}
     json.dump(answer, sys.stdout)
     return 0

@@ -8,6 +8,7 @@ a hard link shares the target's inode as it is at that moment, and no name reach
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ WHITEOUT: Final = ".wh."
 OPAQUE: Final = ".wh..wh..opq"
 MOUNT_POINTS: Final = ("dev", "etc", "proc", "sys")
 """Directories that every container needs to be there, because something is mounted on or in them."""
+
+LONGEST_NAME: Final = 255
+LONGEST_PATH: Final = 4095
+"""Bytes, as Linux has them (NAME_MAX, PATH_MAX): containerd could not unpack what is longer."""
 
 _MOST_LINKS: Final = 255
 """Symbolic links followed in one path before it counts as a loop; as containerd."""
@@ -63,20 +68,29 @@ class Node:
 class Tree:
     """The merged file system so far; apply the layers from the lowest to the highest."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, most_nodes: int = 1 << 30) -> None:
+        """Begin with an empty root.
+
+        Args:
+            most_nodes: Directories that no layer describes count, too: a short entry may imply two thousand.
+        """
         self.root = Node(IMPLIED, layer=-1)
         self._layer = -1
+        self._most_nodes, self._nodes = most_nodes, 0
 
     def apply(self, entries: Iterable[Entry]) -> None:
         """Put one more layer on top.
 
         Raises:
-            BadLayer: A whiteout without a name, a hard link to nothing, a loop of symbolic links.
+            BadLayer: A whiteout without a name, a hard link to nothing, a loop of symbolic links, a name that is too
+                long, more nodes than there may be.
         """
         self._layer += 1
         members = []
         for entry in entries:
             parts = _clean(entry.name)
+            if entry.kind == "symlink" and len(os.fsencode(entry.link)) > LONGEST_PATH:
+                raise BadLayer(f"the target of the link {_shown(entry.name)} is longer than {LONGEST_PATH} bytes")
             if parts and parts[-1].startswith(WHITEOUT):
                 self._white_out(parts)
             else:
@@ -127,7 +141,13 @@ class Tree:
         elif entry.kind == "device":  # no ordinary user can make one; whatever it hides is hidden all the same
             siblings.pop(parts[-1], None)
         else:
-            siblings[parts[-1]] = target or Node(entry, layer=self._layer)
+            siblings[parts[-1]] = target or self._made(entry)
+
+    def _made(self, entry: Entry) -> Node:
+        self._nodes += 1
+        if self._nodes > self._most_nodes:
+            raise BadLayer(f"the image has more than {self._most_nodes} files and directories")
+        return Node(entry, layer=self._layer)
 
     def _target(self, entry: Entry) -> Node:
         parts = _clean(entry.link)
@@ -168,7 +188,7 @@ class Tree:
             if child is None or child.children is None:
                 if not make:
                     return None
-                child = siblings[name] = Node(IMPLIED, layer=self._layer)
+                child = siblings[name] = self._made(IMPLIED)
             path.append(child)
         return path[-1]
 
@@ -178,12 +198,20 @@ def _children(node: Node) -> dict[str, Node]:
     return node.children
 
 
+def _shown(name: str) -> str:
+    return f"{name[:64]!r}…"
+
+
 def _clean(name: str) -> list[str]:
     """A path's components; ``..`` stops at the root, as in a shell that was chrooted."""
     if "\0" in name:
         raise BadLayer(f"a name contains a NUL byte: {name!r}")
+    if len(name) > LONGEST_PATH // 4 and len(os.fsencode(name)) > LONGEST_PATH:
+        raise BadLayer(f"the name {_shown(name)} is longer than {LONGEST_PATH} bytes")
     parts: list[str] = []
     for part in name.split("/"):
+        if len(part) > LONGEST_NAME // 4 and len(os.fsencode(part.removeprefix(WHITEOUT))) > LONGEST_NAME:
+            raise BadLayer(f"the name {_shown(part)} is longer than {LONGEST_NAME} bytes")
         if part == "..":
             del parts[-1:]
         elif part not in ("", "."):

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import signal
+import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from hpk import errors
-from hpk.images import answers, authorization, cache, flights, image, reference, registry, sif
+from hpk.images import answers, authorization, bounds, cache, flights, image, reference, registry, sif
 from hpk.images import credentials as docker_config
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ class ImageStore:
             status = Path(path).stat()
         except OSError as error:
             raise errors.ImageRefused(f"Cannot read the SIF file {path}: {error.strerror}") from error
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for who writes into it
+            raise errors.ImageRefused(f"Cannot read the SIF file {path}: it is not a regular file")
         fingerprint = (status.st_ino, status.st_size, status.st_mtime_ns)
         known = self._sifs.get(path)
         if known is None or known[0] != fingerprint:
@@ -184,6 +187,10 @@ class ImageStore:
         """Make the image of a digest present under the reference."""
         name = str(access.reference)
         chosen, found = await self._registry.fetch_manifest(access, digest=digest)
+        try:
+            bounds.check_layers([layer.size for layer in found.layers])
+        except bounds.TooMuch as error:
+            raise errors.ImageRefused(str(error)) from error
         config = await self._registry.fetch_config(access, descriptor=found.config)
         try:
             # Another name may have brought the same manifest; who is allowed to see it has been asked just now.
@@ -281,9 +288,19 @@ async def _convert(files: Sequence[str], *, output: str, has_one_owner: bool) ->
     try:
         answer: dict[str, Any] = json.loads(said)
     except ValueError:
-        last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
-        answer = {"error": f"the converter ended with status {process.returncode}: {last}", "is_images_fault": False}
+        answer = _without_answer(process.returncode, complaint)
     return answer
+
+
+def _without_answer(status: int | None, complaint: bytes) -> dict[str, Any]:
+    """Say why the converter ended before its time, as far as that can be told."""
+    if status == -signal.SIGXCPU:
+        return {"error": bounds.too_much_time(bounds.DEFAULT), "is_images_fault": True}
+    if status == -signal.SIGKILL:
+        why = "the converter was killed: the control plane's job may be short of memory (hpk up --mem=4G)"
+        return {"error": why, "is_images_fault": False}
+    last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+    return {"error": f"the converter ended with status {status}: {last}", "is_images_fault": False}
 
 
 @contextlib.asynccontextmanager
