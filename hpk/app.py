@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -17,11 +18,11 @@ from hpk import cluster as slurm_cluster
 from hpk import errors, jobdir, kubeconfig
 from hpk.aio import descriptors, forever, memory, service, signals
 from hpk.controlplane import plane
-from hpk.images import store
+from hpk.images import collect, store, uses
 from hpk.kube import client, informer
 from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
-from hpk.node import auth, configz, host, lease, node
+from hpk.node import auth, configz, host, lease, node, pressure
 from hpk.node import server as node_server
 from hpk.pods import (
     agents,
@@ -230,8 +231,14 @@ class Kubelet:
             settings.images_for(has_one_id=self._has_one_id),
             insecure=settings.insecure_registries,
             has_one_owner=self._has_one_id,
+            used_by=uses.Uses(
+                settings.images_for(has_one_id=self._has_one_id), pods=Path(state.pods), knows=self.pods.has_living
+            ),
+            policy=collect.policy(settings),
         )
         self._images: tuple[node.Image, ...] = ()
+        self._disk_pressure = ""
+        self._rooms = (settings.images_for(has_one_id=self._has_one_id), Path(state.root))
         self.node = node.NodeController(kube, cluster.facts, self._observe)
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
@@ -262,6 +269,7 @@ class Kubelet:
             "node": self.node.run,
             "kubelet's events": self.recorder.run,
             "list of images": self._list_images,
+            "garbage collection of images": self._collect_images,
             "kubelet's API": self._server.run,
             "pods": self.pods.run,
         }
@@ -344,6 +352,7 @@ class Kubelet:
                 cluster_domain=settings.cluster_domain,
                 log_file_mib=settings.container_log_max_size,
                 log_files=settings.container_log_max_files,
+                images=collect.configuration(collect.policy(settings)),
             ),
             reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate, others=self.pods.occupants),
         )
@@ -359,7 +368,11 @@ class Kubelet:
             error=str(self._poller.error or cluster.error or ""),
         )
         return node.Observation(
-            capacity=cluster.capacity, readiness=ready, images=self._images, trouble=str(self._troubles)
+            capacity=cluster.capacity,
+            readiness=ready,
+            images=self._images,
+            trouble=str(self._troubles),
+            disk_pressure=self._disk_pressure,
         )
 
     async def _list_images(self) -> None:
@@ -371,7 +384,29 @@ class Kubelet:
                 LOG.warning("Cannot list the images", error=str(error))
             else:
                 self._images = tuple(node.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
+            await self._measure_disk()
             await asyncio.sleep(IMAGES_SECONDS)
+
+    async def _measure_disk(self) -> None:
+        """Look for room; where there is none for images, make some."""
+        before, images, others = self._disk_pressure, self._rooms[:1], self._rooms[1:]
+        why = await asyncio.to_thread(pressure.measure, images)
+        if why and self._store.collector:
+            await asyncio.to_thread(self._store.collector.make_room, pressure.LEAST_BYTES)
+        why = self._disk_pressure = why or await asyncio.to_thread(pressure.measure, others)
+        if why != before:
+            LOG.warning("Disk pressure" if why else "No disk pressure any more", why=why)
+
+    async def _collect_images(self) -> None:
+        """Remove images that nobody uses when there are too many, as often as the kubelet."""
+        await self.pods.informer.synced.wait()
+        while True:
+            await asyncio.sleep(collect.PERIOD_SECONDS)
+            if self._store.collector:
+                try:
+                    await asyncio.to_thread(self._store.collector.collect)
+                except OSError as error:
+                    LOG.warning("Cannot collect images", error=str(error))
 
 
 def _node_facts(settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]) -> node.Facts:

@@ -29,6 +29,17 @@ class Settings:
     """Control plane, pod directories, exit records; on the file system that all nodes share."""
     images: Path | None = None
     """Converted images, by manifest digest; on the shared file system.  Default: ``<state>/images``."""
+    images_gib: int = 50
+    """GiB that converted images may take: the capacity of which the two percentages are.  The file system's own would
+    say little: a shared home is nearly full on most sites, whoever filled it, and the user's quota is less."""
+    image_gc_high_threshold_percent: int = 85
+    """Above it unused images are removed, the longest unused first (the kubelet's imageGCHighThresholdPercent)."""
+    image_gc_low_threshold_percent: int = 80
+    """Until this is reached (imageGCLowThresholdPercent)."""
+    image_minimum_gc_age: float = 120.0
+    """Seconds for which an image is kept after its last use (imageMinimumGCAge)."""
+    image_maximum_gc_age: float = 0.0
+    """Seconds after which an unused image is removed whatever there is room for; 0: never (imageMaximumGCAge)."""
     scratch: str = "${TMPDIR:-/tmp}"
     """Volumes and container file systems, on the compute node's own disk; expanded by the job's shell."""
     image: Path | None = None
@@ -156,6 +167,14 @@ def _checked(values: dict[str, Any]) -> Settings:
         raise errors.Fatal(f"Cannot use etcd '{settings.etcd}' (known: {', '.join(ETCD_PLACES)})")
     if settings.container_log_max_size < 1 or settings.container_log_max_files < 2:  # noqa: PLR2004 - as the kubelet
         raise errors.Fatal("Cannot log: container_log_max_size must be at least 1 (MiB), container_log_max_files 2")
+    low, high = settings.image_gc_low_threshold_percent, settings.image_gc_high_threshold_percent
+    if not 0 <= low < high <= 100:  # noqa: PLR2004 - percent
+        raise errors.Fatal(
+            f"Cannot use image_gc_low_threshold_percent {low} with image_gc_high_threshold_percent {high}: "
+            "the low one must be below the high one, and both between 0 and 100"
+        )
+    if settings.images_gib <= 0:
+        raise errors.Fatal(f"Cannot use images_gib {settings.images_gib}: name the GiB that images may take")
     for cidr in (settings.service_cidr, settings.pod_cidr):
         try:
             IPv4Network(cidr)

@@ -152,6 +152,22 @@ def pull(
     _run(command.run(_settings(), names=images, auth_file=authfile))
 
 
+@app.command()
+def prune(
+    *,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    also_pulled: Annotated[bool, typer.Option("--all", help="Also what 'hpk pull' has brought.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="A JSON object instead of lines.")] = False,
+) -> None:
+    """Remove converted images that no pod uses, neither of this control plane nor of another that shares them.
+
+    The control plane does the same by itself when images take more than images_gib (see config.py).
+    """
+    from hpk.cli import prune as command  # noqa: PLC0415
+
+    raise typer.Exit(command.run(_settings(), is_dry=is_dry, is_json=is_json, also_pinned=also_pulled))
+
+
 @app.command(
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},

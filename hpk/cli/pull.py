@@ -42,7 +42,7 @@ async def run(settings: config.Settings, *, names: Sequence[str], auth_file: Pat
         for name in names:
             try:
                 with _spinner(f"Pulling {name}"):
-                    found = await images.ensure(name, policy="Always", credentials=login)
+                    found = await images.ensure(name, policy="Always", credentials=login, is_pinned=True)
             except (errors.ImageRefused, errors.Retryable) as error:
                 failed += 1
                 print(f"hpk: {error}", file=sys.stderr)

@@ -4,7 +4,9 @@
 
     sha256-<digest>.sqfs    the root file system of the manifest with this digest
     sha256-<digest>.json    its size and config; written last, so its presence means that the image is whole
+    sha256-<digest>.used    empty; its time is when the image was last used
     references/<hash>.json  one reference: the digest that its registry gave, and the manifest that was chosen
+    uses/                   which pods use which image (see `uses`)
     tmp/<host>-<pid>-<n>/   a pull under way
 
 Several processes on several hosts may share it: every file appears by a rename and is never changed afterwards, and
@@ -18,6 +20,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import socket
 import struct
@@ -39,6 +42,9 @@ VERSION: Final = 1
 
 _SUPERBLOCK: Final = struct.Struct("<I36sQ")
 _MAGIC: Final = 0x73717368
+_KEY: Final = re.compile(r"sha(256|384|512)-[0-9a-f]+")
+"""Files of other names are not the cache's."""
+_TOUCH_SECONDS: Final = 60.0
 _CRASHED_SECONDS: Final = 3600.0
 """A pull's directory whose process is gone is kept this long: it may live in a PID namespace that is not ours."""
 _ABANDONED_SECONDS: Final = 2 * 86400.0
@@ -106,11 +112,20 @@ class Cache:
         return self._directory / f"{manifest.replace(':', '-')}.sqfs"
 
     def link(self, wanted: reference.Reference, *, digest: str, manifest: str) -> None:
-        """Remember what a reference stands for from now on."""
+        """Remember what a reference stands for from now on; one that is pinned stays so."""
+        is_pinned = (_read_object(self._reference_file(str(wanted))) or {}).get("pinned") is True
+        self._link(wanted, digest=digest, manifest=manifest, is_pinned=is_pinned)
+
+    def pin(self, wanted: reference.Reference, stored: Stored) -> None:
+        """Remember that the user wants to keep what the reference stands for."""
+        if (_read_object(self._reference_file(str(wanted))) or {}).get("pinned") is not True:
+            self._link(wanted, digest=stored.digest, manifest=stored.manifest, is_pinned=True)
+
+    def _link(self, wanted: reference.Reference, *, digest: str, manifest: str, is_pinned: bool) -> None:
         file = self._reference_file(str(wanted))
         jobdir.make_directory(str(file.parent))
         value = {"reference": str(wanted), "digest": digest, "manifest": manifest, "at": time.time()}
-        jobdir.write_json(str(file), value)
+        jobdir.write_json(str(file), value | ({"pinned": True} if is_pinned else {}))
         self._checked.pop(str(wanted), None)
 
     def add(self, manifest: str, *, converted: Path, config: image.ImageConfig) -> None:
@@ -136,6 +151,95 @@ class Cache:
                 if stored is not None:
                     found.append(stored)
         return sorted(found, key=lambda stored: stored.reference)
+
+    # What the collector needs; a key is the files' common name.
+
+    def names(self) -> tuple[dict[str, list[str]], set[str]]:
+        """Return the references by the key of their image, and the keys of the images that are pinned."""
+        names: dict[str, list[str]] = {}
+        pinned: set[str] = set()
+        for file in sorted(self._list("references")):
+            link = _read_object(file)
+            if link is not None:
+                key = self.file(str(link.get("manifest"))).stem
+                names.setdefault(key, []).append(str(link.get("reference")))
+                if link.get("pinned") is True:
+                    pinned.add(key)
+        return names, pinned
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each image that is there, by key."""
+        found = {}
+        for file in self._list("."):
+            if _KEY.fullmatch(file.stem) and file.suffix == ".json":
+                with contextlib.suppress(OSError):
+                    found[file.stem] = file.with_suffix(".sqfs").stat().st_size
+        return found
+
+    def is_there(self, stored: Stored) -> bool:
+        """Whether the image can be used now, by a fresh look."""
+        return self.load(stored.manifest, reference=stored.reference, digest=stored.digest) is not None
+
+    def touch(self, key: str) -> None:
+        """Note that an image is used now; a disk that refuses is none of its user's concern."""
+        file = self._directory / f"{key}.used"
+        with contextlib.suppress(OSError):
+            try:
+                if time.time() - file.stat().st_mtime > _TOUCH_SECONDS:
+                    os.utime(file)
+            except FileNotFoundError:
+                jobdir.write_bytes(str(file), b"")
+
+    def used_at(self, key: str) -> float:
+        """Return when an image was last used, or came."""
+        for suffix in (".used", ".json"):
+            with contextlib.suppress(OSError):
+                return (self._directory / f"{key}{suffix}").stat().st_mtime
+        return time.time()
+
+    def condemn(self, key: str) -> bool:
+        """Take an image out of sight; returns whether it was there, and not another's to remove."""
+        with contextlib.suppress(OSError):
+            (self._directory / f"{key}.json").rename(self._directory / f"{key}.condemned")
+            return True
+        return False
+
+    def reprieve(self, key: str) -> None:
+        """Take back a condemnation."""
+        with contextlib.suppress(OSError):
+            (self._directory / f"{key}.condemned").rename(self._directory / f"{key}.json")
+
+    def remove(self, key: str) -> bool:
+        """Remove a condemned image's files, and the references to it; returns false if it was pulled again meanwhile.
+
+        Raises:
+            OSError: The file system refused.
+        """
+        is_back = self._is_back(key)
+        if not is_back:
+            (self._directory / f"{key}.sqfs").unlink(missing_ok=True)
+            (self._directory / f"{key}.used").unlink(missing_ok=True)
+            for file in self._list("references"):
+                link = _read_object(file)
+                if link is not None and self.file(str(link.get("manifest"))).stem == key:
+                    file.unlink(missing_ok=True)
+        (self._directory / f"{key}.condemned").unlink(missing_ok=True)
+        return not is_back
+
+    def _is_back(self, key: str) -> bool:
+        """Whether somebody has pulled it again meanwhile."""
+        return (self._directory / f"{key}.json").exists()
+
+    def remove_orphans(self, *, older_than: float) -> None:
+        """Remove images without a record, and records without an image, that are older than this."""
+        for file in self._list("."):
+            is_orphan = _KEY.fullmatch(file.stem) and (
+                (file.suffix in {".sqfs", ".used", ".condemned"} and not self._is_back(file.stem))
+                or (file.suffix == ".json" and not file.with_suffix(".sqfs").exists())
+            )
+            with contextlib.suppress(OSError):
+                if is_orphan and file.stat().st_ctime < older_than:
+                    file.unlink()
 
     @contextlib.contextmanager
     def workspace(self) -> Iterator[Path]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from hpk import errors
-from hpk.images import answers, authorization, bounds, cache, flights, image, reference, registry, sif
+from hpk.images import answers, authorization, bounds, cache, collect, flights, image, reference, registry, sif, uses
 from hpk.images import credentials as docker_config
 
 if TYPE_CHECKING:
@@ -33,9 +33,16 @@ LOG = structlog.get_logger(__name__)
 
 _DOWNLOADS: Final = 3
 """Layers of one image that are fetched at once; as containerd."""
-_FULL: Final = "; free some space there, or let HPK_IMAGES name a directory elsewhere"
+FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
+_ADVICE: Final = "; free some space there (hpk prune), or let HPK_IMAGES name a directory elsewhere"
+_ROOM_FOR_EACH_BYTE: Final = 3
+"""Layers and the image made of them are there side by side for a while."""
 _PULLS: Final = 4
 """Images that are fetched at once; each holds a few megabytes of memory."""
+
+
+class _Full(errors.Retryable):
+    """The disk is full, or the user's quota."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +62,8 @@ class ImageStore:
         conversions: How many images are converted at once; each uses all CPUs for a moment.
         has_one_owner: Whether all files of converted images shall be root's; such images need a directory of their own.
         client: Speaks to the registries; a test gives its own.
+        uses: Where it is told which pods use which image; nobody's if None.
+        policy: What images may take; without one nothing is ever removed.
     """
 
     def __init__(
@@ -65,11 +74,15 @@ class ImageStore:
         conversions: int = 1,
         has_one_owner: bool = False,
         client: registry.Registry | None = None,
+        used_by: uses.Uses | None = None,
+        policy: collect.Policy | None = None,
     ) -> None:
         self._directory = directory
+        self._uses = used_by or uses.Uses(directory)
         self._has_one_owner = has_one_owner
         self._registry = client or registry.Registry(insecure=insecure)
         self._cache = cache.Cache(directory)
+        self.collector = collect.Collector(self._cache, self._uses, policy) if policy else None
         self._resolving: flights.Flights[str] = flights.Flights()
         self._pulling: flights.Flights[cache.Stored] = flights.Flights()
         self._fetching: flights.Flights[None] = flights.Flights()
@@ -94,6 +107,8 @@ class ImageStore:
         policy: str,
         credentials: Mapping[str, Any] | None = None,
         on_pull: Callable[[], None] | None = None,
+        pod: Path | None = None,
+        is_pinned: bool = False,
     ) -> image.Image:
         """Return the image, pulled if the policy wants it or it is not there; callers that overlap share the work.
 
@@ -102,6 +117,8 @@ class ImageStore:
             policy: The imagePullPolicy: ``Always``, ``IfNotPresent`` or ``Never``; a SIF file is simply read.
             credentials: A ``.dockerconfigjson``, from imagePullSecrets.
             on_pull: Called once if something is really fetched, before it is.
+            pod: The directory of the pod that will use it: until that has ended, the image is not removed.
+            is_pinned: Whether the user wants to keep it, used or not.
 
         Raises:
             errors.ImageRefused: The name, the registry's answer or the image is wrong; ``reason`` says which.
@@ -121,6 +138,12 @@ class ImageStore:
             access = authorization.Access(reference=wanted, login=docker_config.find(credentials, wanted=wanted))
             with answers.told(f'failed to pull and unpack image "{wanted}"'):
                 stored = await self._refresh(access, known=known, on_pull=on_pull)
+        try:
+            is_there = await asyncio.to_thread(self._hold, wanted, stored, pod=pod, is_pinned=is_pinned)
+        except OSError as error:
+            raise self._cannot_store(error) from error
+        if not is_there:  # somebody has made room meanwhile
+            raise errors.Retryable(f'image "{name}" was removed from {self._directory} a moment ago')
         return image.Image(
             reference=name,
             image_id=f"{wanted.name}@{stored.digest}",
@@ -146,6 +169,16 @@ class ImageStore:
                 named[f"{wanted.name}:{wanted.tag}"] = None
         images = [CachedImage(names=tuple(names[key]), size_bytes=size) for key, size in sizes.items()]
         return tuple(sorted(images, key=lambda one: (-one.size_bytes, one.names)))
+
+    def _hold(self, wanted: reference.Reference, stored: cache.Stored, *, pod: Path | None, is_pinned: bool) -> bool:
+        """Say that the image is used, then look whether it is there (see `uses`: in this order)."""
+        key = stored.file.stem
+        if is_pinned:
+            self._cache.pin(wanted, stored)
+        if pod is not None:
+            self._uses.add(key, pod)
+        self._cache.touch(key)
+        return pod is None or self._cache.is_there(stored)
 
     async def _sif(self, wanted: reference.SifPath, *, name: str, started: float) -> image.Image:
         read, size_bytes = await asyncio.to_thread(self._read_sif, wanted.path)
@@ -216,7 +249,27 @@ class ImageStore:
         layers: Sequence[manifest.Descriptor],
         config: image.ImageConfig,
     ) -> None:
-        async with self._pulls, _in_thread(self._cache.workspace()) as workspace:
+        """Fetch and convert; where the disk or the quota is full, once more after unused images have made room."""
+        async with self._pulls:
+            try:
+                await self._fetch_once(access, chosen=chosen, layers=layers, config=config)
+            except (_Full, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in FULL_ERRORS:
+                    raise
+                wanted = _ROOM_FOR_EACH_BYTE * sum(layer.size for layer in layers)
+                if self.collector is None or not await asyncio.to_thread(self.collector.make_room, wanted):
+                    raise
+                await self._fetch_once(access, chosen=chosen, layers=layers, config=config)
+
+    async def _fetch_once(
+        self,
+        access: authorization.Access,
+        *,
+        chosen: str,
+        layers: Sequence[manifest.Descriptor],
+        config: image.ImageConfig,
+    ) -> None:
+        async with _in_thread(self._cache.workspace()) as workspace:
             started = time.monotonic()
             files = {layer.digest: workspace / layer.digest.replace(":", "-") for layer in layers}
             await self._download(access, layers=layers, files=files)
@@ -229,10 +282,7 @@ class ImageStore:
                     has_one_owner=self._has_one_owner,
                 )
             if "error" in answer:
-                if answer["is_images_fault"]:
-                    raise errors.ImageRefused(f"failed to extract layer: {answer['error']}")
-                advice = _FULL if os.strerror(errno.ENOSPC) in answer["error"] else ""
-                raise errors.Retryable(f"failed to convert into {self._directory}: {answer['error']}{advice}")
+                raise self._cannot_convert(answer)
             await asyncio.to_thread(self._cache.add, chosen, converted=output, config=config)
             LOG.info(
                 "image converted",
@@ -242,6 +292,13 @@ class ImageStore:
                 convert_seconds=round(time.monotonic() - downloaded, 3),
                 bytes=answer["bytes"],
             )
+
+    def _cannot_convert(self, answer: Mapping[str, Any]) -> errors.HpkError:
+        if answer["is_images_fault"]:
+            return errors.ImageRefused(f"failed to extract layer: {answer['error']}")
+        text = f"failed to convert into {self._directory}: {answer['error']}"
+        is_full = any(os.strerror(number) in answer["error"] for number in FULL_ERRORS)
+        return _Full(text + _ADVICE) if is_full else errors.Retryable(text)
 
     async def _download(
         self, access: authorization.Access, *, layers: Sequence[manifest.Descriptor], files: Mapping[str, Path]
@@ -260,7 +317,7 @@ class ImageStore:
             raise failed.exceptions[0] from failed  # the others were cancelled because of it
 
     def _cannot_store(self, error: OSError) -> errors.Retryable:
-        advice = _FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        advice = _ADVICE if error.errno in FULL_ERRORS else ""
         return errors.Retryable(f"cannot write to {self._directory}: {error.strerror or error}{advice}")
 
 

@@ -6,16 +6,26 @@ single keys; one that has no meaning here is left out.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpk.node import auth
 from hpk.node.streams import wire
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 def configuration(
-    *, address: str, port: int, max_pods: int, cluster_domain: str, log_file_mib: int, log_files: int
+    *,
+    address: str,
+    port: int,
+    max_pods: int,
+    cluster_domain: str,
+    log_file_mib: int,
+    log_files: int,
+    images: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The configuration."""
+    """The configuration; ``images`` is how they are collected."""
     return {
         "enableServer": True,
         "address": address,
@@ -40,6 +50,7 @@ def configuration(
         "containerLogMaxSize": f"{log_file_mib}Mi",
         "containerLogMaxFiles": log_files,
         "hairpinMode": "none",
+        **images,
     }
 
 

@@ -133,6 +133,8 @@ class Observation:
     images: tuple[Image, ...] = ()
     trouble: str = ""
     """What the control plane cannot mend by itself, in words."""
+    disk_pressure: str = ""
+    """Why there is no room for pods' images and files; empty if there is."""
 
 
 def readiness(
@@ -194,7 +196,7 @@ def status(facts: Facts, seen: Observation) -> Object:
     """The status that should be published; conditions lack their times (see :func:`status_patch`)."""
     machine = facts.host
     made: Object = {
-        "conditions": [*_conditions(seen.readiness), _trouble(seen.trouble)],
+        "conditions": [*_conditions(seen.readiness, seen.disk_pressure), _trouble(seen.trouble)],
         "addresses": [
             {"type": "InternalIP", "address": facts.address},
             {"type": "Hostname", "address": facts.hostname},
@@ -279,10 +281,10 @@ def _withdraw(wanted: Object, have: Object) -> None:
                 wanted[part].setdefault(name, "0")
 
 
-def _conditions(ready: Readiness) -> list[Object]:
+def _conditions(ready: Readiness, disk_pressure: str) -> list[Object]:
     return [
         _condition("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
-        _condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+        _disk(disk_pressure),
         _condition("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
         _condition("Ready", "True" if ready.is_ready else "False", ready.reason, ready.message),
     ]
@@ -292,6 +294,12 @@ def _trouble(text: str) -> Object:
     """A condition of our own, as node-problem-detector adds such."""
     state, reason = ("True", "Trouble") if text else ("False", "NoTrouble")
     return _condition(TROUBLE, state, reason, text or "the control plane has what it needs")
+
+
+def _disk(why: str) -> Object:
+    if not why:
+        return _condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure")
+    return _condition("DiskPressure", "True", "KubeletHasDiskPressure", f"kubelet has disk pressure: {why}")
 
 
 def _condition(kind: str, state: str, reason: str, message: str) -> Object:

@@ -213,7 +213,11 @@ class Preparer:
         try:
             policy = container.image_pull_policy or reference.default_policy(name)
             image: images.Image = await self._store.ensure(
-                name, policy=policy, credentials=credentials, on_pull=lambda: self._pulling(pod, container)
+                name,
+                policy=policy,
+                credentials=credentials,
+                on_pull=lambda: self._pulling(pod, container),
+                pod=Path(self._state.pod(pod.metadata.uid).root),
             )
         except errors.RegistryUnavailable as error:
             advised = errors.RegistryUnavailable(f"{error}; {_advice(name, policy)}")

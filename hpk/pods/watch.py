@@ -41,6 +41,11 @@ class Pods:
         """Give the workers what they use; once, before `run` (the services refer back to `mark`)."""
         self._services = used
 
+    def has_living(self, uid: str) -> bool:
+        """Whether there is a pod of this UID that has not ended."""
+        raw = self.informer.objects.get(uid)
+        return raw is not None and raw.get("status", {}).get("phase") not in status.TERMINAL
+
     def mark(self, uid: str) -> None:
         """Something about this pod may have changed."""
         self.queue.mark(uid)

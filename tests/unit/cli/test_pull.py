@@ -57,7 +57,8 @@ async def test_images_go_where_pods_look(
     see(monkeypatch, site)
     seen: list[tuple[Path, bool]] = []
 
-    async def ensure(self: store.ImageStore, name: str, **_: Any) -> image.Image:
+    async def ensure(self: store.ImageStore, name: str, *, is_pinned: bool, **_: Any) -> image.Image:
+        assert is_pinned  # compute nodes may reach no registry: what a person brought is not collected
         seen.append((self._directory, self._has_one_owner))
         return made(name)
 

@@ -270,7 +270,9 @@ async def test_a_full_disk_is_said(
 
     server.push("a/b", tag="1", layers=(LAYER,))
     monkeypatch.setattr(registry._Sink, "write", full)
-    with pytest.raises(errors.Retryable, match="No space left on device; free some space there, or let HPK_IMAGES"):
+    with pytest.raises(
+        errors.Retryable, match=r"No space left on device; free some space there \(hpk prune\), or let HPK_IMAGES"
+    ):
         await images.ensure(f"{server.host}/a/b:1", policy="IfNotPresent")
 
 

@@ -14,6 +14,7 @@ def test_it_says_what_is_true_here() -> None:
         cluster_domain="cluster.local",
         log_file_mib=10,
         log_files=5,
+        images={"imageMinimumGCAge": "2m0s"},
     )
     assert (found["containerLogMaxSize"], found["containerLogMaxFiles"]) == ("10Mi", 5)
     assert (found["port"], found["maxPods"], found["readOnlyPort"]) == (10250, 1000, 0)

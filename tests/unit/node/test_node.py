@@ -193,6 +193,17 @@ async def test_silence_of_slurm_keeps_the_published_capacity(world: World) -> No
     assert after["status"]["capacity"]["cpu"] == "1000"
 
 
+async def test_a_disk_without_room_is_a_condition(world: World) -> None:
+    """The node controller makes a taint of it; the message says where, and the condition goes when there is room."""
+    await world.controller.sync()
+    for why, expected in (("less than 256 MiB are left in /h", "True"), ("", "False")):
+        world.seen = node.Observation(capacity=None, disk_pressure=why)
+        await world.controller.sync()
+        said = {one["type"]: one for one in world.kube.peek(PATH)["status"]["conditions"]}["DiskPressure"]
+        assert said["status"] == expected
+        assert said["message"].endswith(why)
+
+
 def test_readiness_has_patience() -> None:
     """A short silence is no reason; having never heard of Slurm is."""
     assert node.readiness(now=100, started_at=0, answered_at=10, error="timed out").is_ready

@@ -30,8 +30,10 @@ class FakeStore:
     def __init__(self) -> None:
         self.errors: dict[str, list[errors.HpkError]] = {}
         self.asked: list[tuple[str, str, Any]] = []
+        self.pods: list[Path] = []
 
-    async def ensure(self, name: str, *, policy: str, credentials: Any, on_pull: Any) -> images.Image:
+    async def ensure(self, name: str, *, policy: str, credentials: Any, on_pull: Any, pod: Path) -> images.Image:
+        self.pods.append(pod)
         self.asked.append((name, policy, credentials))
         if waiting := self.errors.get(name):
             on_pull()
@@ -122,6 +124,7 @@ async def test_a_pod_with_all_that_it_needs_is_ready(world: World) -> None:
     assert ready.work.plan["containers"][0]["argv"] == ["run"]
     assert ready.work.plan["link"]["certificate"] == "u"
     assert ready.script.startswith("#!/bin/bash\n#SBATCH ")
+    assert [pod.name for pod in world.store.pods] == ["u"]
     assert [reason for reason, _ in world.recorder.told] == ["Pulled"]
 
 

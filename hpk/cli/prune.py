@@ -1,0 +1,120 @@
+"""``hpk prune``: remove converted images that no pod uses."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpk import errors
+from hpk.cli import serve
+from hpk.images import cache, collect, uses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpk import config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What went, or would go, and what stays and why."""
+
+    gone: list[collect.Found]
+    kept: list[tuple[collect.Found, str]]
+    is_dry: bool
+
+
+def run(
+    settings: config.Settings,
+    *,
+    is_dry: bool,
+    is_json: bool,
+    also_pinned: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Remove the images, or say which would be; returns 0.
+
+    Raises:
+        errors.Fatal: The directory of images cannot be read.
+    """
+    serve.configure_logging("warning")
+    outcome = Outcome(gone=[], kept=[], is_dry=is_dry)
+    try:
+        for directory in collect.directories(settings.images_directory):
+            _prune(directory, settings, outcome, also_pinned=also_pinned, sleep=sleep)
+    except OSError as error:
+        raise errors.Fatal(f"Cannot look for images in {settings.images_directory}: {error}") from error
+    print(json.dumps(as_json(outcome), indent=1) if is_json else "\n".join(lines(outcome)))
+    return 0
+
+
+def _prune(
+    directory: Path,
+    settings: config.Settings,
+    outcome: Outcome,
+    *,
+    also_pinned: bool,
+    sleep: Callable[[float], None],
+) -> None:
+    policy = collect.policy(settings)
+    used_by = uses.Uses(directory, pods=Path(settings.directory.pods))
+    collector = collect.Collector(cache.Cache(directory), used_by, policy, sleep=sleep)
+    images = collector.images()
+    chosen = collect.removable(images, policy, now=time.time(), also_pinned=also_pinned)
+    gone = chosen if outcome.is_dry else collector.remove(chosen)
+    outcome.gone.extend(gone)
+    outcome.kept.extend((image, why(image, also_pinned=also_pinned)) for image in images if image not in gone)
+
+
+def why(image: collect.Found, *, also_pinned: bool) -> str:
+    """Return why an image stays."""
+    if image.pods:
+        return f"in use by {len(image.pods)} pod{'s' if len(image.pods) > 1 else ''}"
+    if image.is_pinned and not also_pinned:
+        return "brought by hpk pull; --all removes it, too"
+    return "used a moment ago"
+
+
+def lines(outcome: Outcome) -> list[str]:
+    """Return what a person reads."""
+    verb = "would remove" if outcome.is_dry else "removed"
+    found = [f"{verb}  {_name(image)}  {_size(image.size_bytes)}  (last used {_day(image)})" for image in outcome.gone]
+    found += [f"kept  {_name(image)}  {_size(image.size_bytes)}  ({reason})" for image, reason in outcome.kept]
+    total = sum(image.size_bytes for image in outcome.gone)
+    return [*found, f"{len(outcome.gone)} of {len(outcome.gone) + len(outcome.kept)} images, {_size(total)}"]
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Return what a program reads."""
+
+    def one(image: collect.Found) -> dict[str, Any]:
+        used = datetime.fromtimestamp(image.used_at, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {
+            "names": list(image.names),
+            "digest": image.key.replace("-", ":", 1),
+            "bytes": image.size_bytes,
+            "lastUsed": used,
+        }
+
+    return {
+        "dryRun": outcome.is_dry,
+        "removed": [one(image) for image in outcome.gone],
+        "kept": [{**one(image), "reason": reason, "pods": list(image.pods)} for image, reason in outcome.kept],
+        "freedBytes": sum(image.size_bytes for image in outcome.gone),
+    }
+
+
+def _name(image: collect.Found) -> str:
+    return ", ".join(image.names) or image.key.replace("-", ":", 1)
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def _day(image: collect.Found) -> str:
+    return datetime.fromtimestamp(image.used_at, tz=UTC).strftime("%Y-%m-%d")

@@ -1,0 +1,214 @@
+"""Remove converted images that nobody uses: the kubelet's garbage collection, and ``hpk prune``.
+
+The rules are the kubelet's (pkg/kubelet/images/image_gc_manager.go): above the high threshold, images go until the
+low one is reached, the longest unused first, never one in use, never one that has just come.  Its capacity is the
+file system's; ours is a setting, since a home that others share is 90 % full on most sites and tells nothing of the
+user's quota.  Where a quota is met all the same, room is made when it is needed (see `store.ImageStore`).
+
+Only files that the cache has made are looked at.  What the user has pulled by hand is kept (a compute node may reach
+no registry), until ``hpk prune --all``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from hpk import config
+    from hpk.images import cache, uses
+
+LOG = structlog.get_logger(__name__)
+
+PERIOD_SECONDS: Final = 300.0
+"""Between two collections; the kubelet's ImageGCPeriod."""
+SETTLE_SECONDS: Final = 2.0
+"""Between an image's leaving and its removal: whoever found it just before has told of its use by then."""
+ORPHAN_SECONDS: Final = 3600.0
+"""After which a file without its record is one of a process that died."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """When images go; the words in brackets are those of KubeletConfiguration."""
+
+    capacity_bytes: int
+    high_percent: int = 85
+    """[imageGCHighThresholdPercent]"""
+    low_percent: int = 80
+    """[imageGCLowThresholdPercent]"""
+    minimum_age_seconds: float = 120.0
+    """[imageMinimumGCAge]"""
+    maximum_age_seconds: float = 0.0
+    """[imageMaximumGCAge]; 0: no image is too old."""
+
+
+def policy(settings: config.Settings) -> Policy:
+    """Return what the settings say."""
+    return Policy(
+        capacity_bytes=settings.images_gib << 30,
+        high_percent=settings.image_gc_high_threshold_percent,
+        low_percent=settings.image_gc_low_threshold_percent,
+        minimum_age_seconds=settings.image_minimum_gc_age,
+        maximum_age_seconds=settings.image_maximum_gc_age,
+    )
+
+
+def configuration(policy: Policy) -> dict[str, Any]:
+    """Return what ``/configz`` shows of it."""
+    return {
+        "imageMinimumGCAge": f"{policy.minimum_age_seconds:g}s",
+        "imageMaximumGCAge": f"{policy.maximum_age_seconds:g}s",
+        "imageGCHighThresholdPercent": policy.high_percent,
+        "imageGCLowThresholdPercent": policy.low_percent,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An image of the cache.
+
+    Attributes:
+        key: Its files' common name.
+        names: The references that lead to it.
+        used_at: When it was last used, or came (Unix seconds).
+        is_pinned: Whether the user has pulled it by hand.
+        pods: The directories of the pods that use it.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    size_bytes: int
+    used_at: float
+    is_pinned: bool = False
+    pods: tuple[str, ...] = ()
+
+
+def due(images: Sequence[Found], policy: Policy, *, now: float) -> list[Found]:
+    """Return the images that must go, in this order."""
+    free = removable(images, policy, now=now)
+    oldest = policy.maximum_age_seconds
+    gone = [image for image in free if oldest and now - image.used_at > oldest]
+    used = sum(image.size_bytes for image in images) - sum(image.size_bytes for image in gone)
+    if used * 100 < policy.capacity_bytes * policy.high_percent:
+        return gone
+    return gone + enough(
+        [image for image in free if image not in gone], used - policy.capacity_bytes * policy.low_percent // 100
+    )
+
+
+def removable(images: Iterable[Found], policy: Policy, *, now: float, also_pinned: bool = False) -> list[Found]:
+    """Return the images that may go, the longest unused first."""
+    free = [
+        image
+        for image in images
+        if not image.pods and (also_pinned or not image.is_pinned) and now - image.used_at >= policy.minimum_age_seconds
+    ]
+    return sorted(free, key=lambda image: (image.used_at, image.key))
+
+
+def enough(images: Iterable[Found], wanted_bytes: int) -> list[Found]:
+    """Return the first of them that take so much together, or all."""
+    chosen: list[Found] = []
+    for image in images:
+        if wanted_bytes <= 0:
+            break
+        chosen.append(image)
+        wanted_bytes -= image.size_bytes
+    return chosen
+
+
+class Collector:
+    """Collects in one directory; its methods block, for threads.
+
+    Args:
+        cache: What is there.
+        uses: Who uses it.
+        policy: When it goes.
+        sleep: Waits; a test's does not.
+    """
+
+    def __init__(
+        self,
+        cache: cache.Cache,
+        uses: uses.Uses,
+        policy: Policy,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.policy = policy
+        self._cache, self._uses, self._sleep, self._clock = cache, uses, sleep, clock
+
+    def images(self) -> list[Found]:
+        """Return all images; those in use are noted as used now."""
+        live = self._uses.live(now=self._clock())
+        names, pinned = self._cache.names()
+        found = []
+        for key, size in self._cache.sizes().items():
+            pods = tuple(sorted(str(use.pod) for use in live.get(key, ())))
+            if pods:
+                self._cache.touch(key)
+            found.append(
+                Found(
+                    key=key,
+                    names=tuple(names.get(key, ())),
+                    size_bytes=size,
+                    used_at=self._cache.used_at(key),
+                    is_pinned=key in pinned,
+                    pods=pods,
+                )
+            )
+        return found
+
+    def collect(self) -> list[Found]:
+        """Remove what must go, and what processes that died have left; returns the images that went."""
+        self._cache.remove_orphans(older_than=self._clock() - ORPHAN_SECONDS)
+        images = self.images()
+        gone = self.remove(due(images, self.policy, now=self._clock()))
+        used = sum(image.size_bytes for image in images) - sum(image.size_bytes for image in gone)
+        if used * 100 >= self.policy.capacity_bytes * self.policy.high_percent:
+            LOG.warning(
+                "Images take more than they should, and all that are left are in use, pulled by hand or new",
+                bytes=used,
+                high_bytes=self.policy.capacity_bytes * self.policy.high_percent // 100,
+                instead="hpk prune, or raise images_gib",
+            )
+        return gone
+
+    def make_room(self, wanted_bytes: int) -> int:
+        """Remove unused images until so many bytes are free; returns how many came free."""
+        free = removable(self.images(), self.policy, now=self._clock())
+        return sum(image.size_bytes for image in self.remove(enough(free, wanted_bytes)))
+
+    def remove(self, images: Sequence[Found]) -> list[Found]:
+        """Remove images, but not those that somebody uses meanwhile; returns those that went."""
+        condemned = [image for image in images if self._cache.condemn(image.key)]
+        if not condemned:
+            return []
+        gone = []
+        try:
+            self._sleep(SETTLE_SECONDS)
+        finally:
+            live = self._uses.live(now=self._clock())
+            for image in condemned:
+                if image.key in live:
+                    self._cache.reprieve(image.key)
+                    continue
+                with contextlib.suppress(OSError):
+                    if self._cache.remove(image.key):
+                        gone.append(image)
+                        LOG.info("Removed an image", image=", ".join(image.names) or image.key, bytes=image.size_bytes)
+        return gone
+
+
+def directories(root: Path) -> list[Path]:
+    """Return the directories of images below this one: each kind of site has its own."""
+    return [path for path in (root, root / "one-id") if path.is_dir()]

@@ -1,0 +1,112 @@
+"""Which pods use which converted images, told in the images' directory itself.  Blocking, for threads.
+
+::
+
+    uses/<image>@<pod's UID>    text: the pod's directory, which exists from its job's submission to the pod's end
+
+Control planes of one user may share the images and know nothing of each other's pods; pods outlive their control
+plane.  So a file says that an image is used, and the pod's directory says whether that is still so.  A kubelet writes
+the file before it looks whether the image is there, and whoever removes images looks for files after it has taken the
+image out of sight: one of the two notices the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hpk import jobdir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+UNSUBMITTED_SECONDS: Final = 3600.0
+"""How long a pod of another control plane may have no directory: its kubelet touches the file while it prepares one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """One pod's use of one image: ``at`` is when that was last said, ``pod`` the pod's directory."""
+
+    file: Path
+    image: str
+    pod: Path
+    at: float
+
+
+class Uses:
+    """The uses of the images of one directory.
+
+    Args:
+        directory: Of the images.
+        pods: The directory of our own control plane's pods, where there is one.
+        knows: Whether our own API server has a pod of this UID that has not ended.
+    """
+
+    def __init__(
+        self, directory: Path, *, pods: Path | None = None, knows: Callable[[str], bool] | None = None
+    ) -> None:
+        self._directory = directory / "uses"
+        self._pods, self._knows = pods, knows
+
+    def add(self, image: str, pod: Path) -> None:
+        """Say that a pod uses an image; it may be said again.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        jobdir.make_directory(str(self._directory))
+        jobdir.write_bytes(str(self._directory / f"{image}@{pod.name}"), os.fsencode(pod))
+
+    def live(self, *, now: float) -> dict[str, list[Use]]:
+        """Return the uses by image; ours that are over are removed, and those of pods without a job touched."""
+        found: dict[str, list[Use]] = {}
+        for use in self._all():
+            if self._is_live(use, now=now):
+                found.setdefault(use.image, []).append(use)
+            elif self._is_ours(use):
+                with contextlib.suppress(OSError):
+                    use.file.unlink()
+        return found
+
+    def _all(self) -> Iterator[Use]:
+        try:
+            files = list(self._directory.iterdir())
+        except FileNotFoundError:
+            return
+        for file in files:
+            image, _, uid = file.name.partition("@")
+            if not uid or file.suffix == ".tmp":
+                continue
+            with contextlib.suppress(OSError):  # removed meanwhile
+                yield Use(file=file, image=image, pod=Path(os.fsdecode(file.read_bytes())), at=file.stat().st_mtime)
+
+    def _is_ours(self, use: Use) -> bool:
+        return self._knows is not None and use.pod.parent == self._pods
+
+    def _is_live(self, use: Use, *, now: float) -> bool:
+        try:
+            use.pod.stat()
+        except FileNotFoundError:
+            if self._knows is None or not self._is_ours(use):
+                return now - use.at < UNSUBMITTED_SECONDS
+            is_known = self._knows(use.pod.name)
+            if is_known:
+                with contextlib.suppress(OSError):
+                    os.utime(use.file)
+            return is_known
+        except OSError:
+            return True  # a file system that does not say is no answer
+        return not _is_finished(use.pod)
+
+
+def _is_finished(pod: Path) -> bool:
+    """Whether the pod's agent has said that nothing of it runs any more."""
+    try:
+        report = jobdir.read_json(jobdir.PodDirectory(str(pod)).report)
+    except (OSError, ValueError):
+        return False
+    return isinstance(report, dict) and bool(report.get("finished_at"))

@@ -1,0 +1,91 @@
+"""`hpk prune` removes what no pod uses, and says what it did and why the rest stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpk import config
+from hpk.cli import prune
+from hpk.images import cache, image, reference, uses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def add(directory: Path, letter: str, *, is_pinned: bool = False, age: float = 10_000.0) -> str:
+    """An image under a name of its own; its key."""
+    images, manifest = cache.Cache(directory), f"sha256:{letter * 64}"
+    directory.mkdir(parents=True, exist_ok=True)
+    made = directory / "made"
+    made.write_bytes(b"hsqs" + bytes(1_000_000))
+    images.add(manifest, converted=made, config=image.ImageConfig())
+    wanted: Any = reference.parse(f"ctl:5000/{letter}:1")
+    images.link(wanted, digest=manifest, manifest=manifest)
+    stored = images.find(wanted)
+    assert stored is not None
+    if is_pinned:
+        images.pin(wanted, stored)
+    images.touch(stored.file.stem)
+    os.utime(directory / f"{stored.file.stem}.used", (time.time() - age, time.time() - age))
+    return stored.file.stem
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> config.Settings:
+    """Images of both kinds: free, pulled by hand, in use, and new."""
+    made = config.load(environment={"HPK_STATE": str(tmp_path)})
+    images = made.images_directory
+    add(images, "a")
+    add(images, "b", is_pinned=True)
+    used = add(images, "c")
+    pod = tmp_path / "pods/uid"
+    pod.mkdir(parents=True)
+    uses.Uses(images).add(used, pod)
+    add(images, "d", age=5)
+    add(images / "one-id", "e")
+    return made
+
+
+def run(settings: config.Settings, capsys: pytest.CaptureFixture[str], **how: bool) -> str:
+    """What it prints."""
+    wanted = {"is_dry": False, "is_json": False, "also_pinned": False, **how}
+    assert prune.run(settings, **wanted, sleep=lambda _: None) == 0
+    return capsys.readouterr().out
+
+
+def test_what_no_pod_uses_goes(settings: config.Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each image by its name, with its size, and the reason why it stays."""
+    said = run(settings, capsys)
+    assert "removed  ctl:5000/a:1  1.0 MB  (last used " in said
+    assert "kept  ctl:5000/b:1  1.0 MB  (brought by hpk pull; --all removes it, too)" in said
+    assert "kept  ctl:5000/c:1  1.0 MB  (in use by 1 pod)" in said
+    assert "kept  ctl:5000/d:1  1.0 MB  (used a moment ago)" in said
+    assert said.endswith("2 of 5 images, 2.0 MB\n")
+    assert run(settings, capsys).endswith("0 of 3 images, 0.0 MB\n")
+    assert "removed  ctl:5000/b:1" in run(settings, capsys, also_pinned=True)
+
+
+def test_a_dry_run_removes_nothing(settings: config.Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """It tells what a run would do, also to programs."""
+    assert "would remove  ctl:5000/a:1" in run(settings, capsys, is_dry=True)
+    found = json.loads(run(settings, capsys, is_dry=True, is_json=True))
+    assert [one["names"] for one in found["removed"]] == [["ctl:5000/a:1"], ["ctl:5000/e:1"]]
+    assert (found["dryRun"], found["removed"][0]["digest"]) == (True, f"sha256:{'a' * 64}")
+    assert {one["names"][0][9]: one["reason"][:6] for one in found["kept"]} == {
+        "b": "brough",
+        "c": "in use",
+        "d": "used a",
+    }
+    assert len(json.loads(run(settings, capsys, is_json=True))["removed"]) == 2
+
+
+def test_where_there_are_no_images_nothing_happens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even a directory is made."""
+    settings = config.load(environment={"HPK_STATE": str(tmp_path / "none")})
+    assert run(settings, capsys) == "0 of 0 images, 0.0 MB\n"
+    assert not (tmp_path / "none").exists()
