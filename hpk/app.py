@@ -22,7 +22,7 @@ from hpk.images import collect, store, uses
 from hpk.kube import client, informer
 from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
-from hpk.node import auth, configz, host, lease, node, pressure
+from hpk.node import auth, configz, host, imagefs, lease, node
 from hpk.node import server as node_server
 from hpk.pods import (
     agents,
@@ -51,8 +51,6 @@ Answer = TypeVar("Answer")
 
 SUBMISSIONS_AT_ONCE = 8
 """Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
-IMAGES_SECONDS = 60.0
-"""Pause between looks at the directory of images, for the node's status only."""
 AGENT_CERTIFICATE_DAYS = 3650
 """A pod may run for as long as the authority lasts, and its certificate is good for nothing but its own link."""
 LINK_SERVER_NAME = "hpk-kubelet"
@@ -236,9 +234,12 @@ class Kubelet:
             ),
             policy=collect.policy(settings),
         )
-        self._images: tuple[node.Image, ...] = ()
-        self._disk_pressure = ""
-        self._rooms = (settings.images_for(has_one_id=self._has_one_id), Path(state.root))
+        self._image_fs = imagefs.ImageFs(
+            self._store,
+            directory=settings.images_for(has_one_id=self._has_one_id),
+            others=(Path(state.root),),
+            knows_pods=self.pods.informer.synced,
+        )
         self.node = node.NodeController(kube, cluster.facts, self._observe)
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
@@ -268,8 +269,8 @@ class Kubelet:
             "watch of RuntimeClasses": self._runtime_classes.run,
             "node": self.node.run,
             "kubelet's events": self.recorder.run,
-            "list of images": self._list_images,
-            "garbage collection of images": self._collect_images,
+            "list of images": self._image_fs.watch,
+            "garbage collection of images": self._image_fs.collect,
             "kubelet's API": self._server.run,
             "pods": self.pods.run,
         }
@@ -370,43 +371,10 @@ class Kubelet:
         return node.Observation(
             capacity=cluster.capacity,
             readiness=ready,
-            images=self._images,
+            images=self._image_fs.images,
             trouble=str(self._troubles),
-            disk_pressure=self._disk_pressure,
+            disk_pressure=self._image_fs.pressure,
         )
-
-    async def _list_images(self) -> None:
-        """Keep the list of converted images that the node shows."""
-        while True:
-            try:
-                found = await self._store.list()
-            except (errors.HpkError, OSError) as error:
-                LOG.warning("Cannot list the images", error=str(error))
-            else:
-                self._images = tuple(node.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
-            await self._measure_disk()
-            await asyncio.sleep(IMAGES_SECONDS)
-
-    async def _measure_disk(self) -> None:
-        """Look for room; where there is none for images, make some."""
-        before, images, others = self._disk_pressure, self._rooms[:1], self._rooms[1:]
-        why = await asyncio.to_thread(pressure.measure, images)
-        if why and self._store.collector:
-            await asyncio.to_thread(self._store.collector.make_room, pressure.LEAST_BYTES)
-        why = self._disk_pressure = why or await asyncio.to_thread(pressure.measure, others)
-        if why != before:
-            LOG.warning("Disk pressure" if why else "No disk pressure any more", why=why)
-
-    async def _collect_images(self) -> None:
-        """Remove images that nobody uses when there are too many, as often as the kubelet."""
-        await self.pods.informer.synced.wait()
-        while True:
-            await asyncio.sleep(collect.PERIOD_SECONDS)
-            if self._store.collector:
-                try:
-                    await asyncio.to_thread(self._store.collector.collect)
-                except OSError as error:
-                    LOG.warning("Cannot collect images", error=str(error))
 
 
 def _node_facts(settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]) -> node.Facts:

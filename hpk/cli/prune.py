@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,7 +42,7 @@ def run(
     Raises:
         errors.Fatal: The directory of images cannot be read.
     """
-    serve.configure_logging("warning")
+    serve.configure_logging("warning", sys.stderr)
     outcome = Outcome(gone=[], kept=[], is_dry=is_dry)
     try:
         for directory in collect.directories(settings.images_directory):

@@ -1,0 +1,78 @@
+"""The file system that images are on, as the node tells of it: what is there, whether there is room, who makes some."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import structlog
+
+from hpk import errors
+from hpk.images import collect
+from hpk.node import node, pressure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hpk.images import store
+
+LOG = structlog.get_logger(__name__)
+
+LOOK_SECONDS: Final = 60.0
+"""Pause between looks, for the node's status."""
+
+
+class ImageFs:
+    """Looks at the images and at the room for them, and removes what nobody uses.
+
+    Args:
+        store: Whose images.
+        directory: Where they are.
+        others: Directories in which the kubelet must be able to write as well.
+        knows_pods: Set once it is known which pods there are: nothing is collected before.
+
+    Attributes:
+        images: What there is.
+        pressure: Why there is no room; empty if there is.
+    """
+
+    def __init__(
+        self, store: store.ImageStore, *, directory: Path, others: Sequence[Path], knows_pods: asyncio.Event
+    ) -> None:
+        self.images: tuple[node.Image, ...] = ()
+        self.pressure = ""
+        self._store, self._directory, self._others, self._knows_pods = store, directory, others, knows_pods
+
+    async def watch(self) -> NoReturn:
+        """Look, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def collect(self) -> NoReturn:
+        """Remove images that nobody uses when there are too many, as often as the kubelet does; until cancelled."""
+        await self._knows_pods.wait()
+        while True:
+            await asyncio.sleep(collect.PERIOD_SECONDS)
+            if self._store.collector:
+                try:
+                    await asyncio.to_thread(self._store.collector.collect)
+                except OSError as error:
+                    LOG.warning("Cannot collect images", error=str(error))
+
+    async def look(self) -> None:
+        """Look once; where there is no room for images, make some."""
+        try:
+            found = await self._store.list()
+        except (errors.HpkError, OSError) as error:
+            LOG.warning("Cannot list the images", error=str(error))
+        else:
+            self.images = tuple(node.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
+        why = await asyncio.to_thread(pressure.measure, [self._directory])
+        if why and self._knows_pods.is_set() and self._store.collector:
+            await asyncio.to_thread(self._store.collector.make_room, pressure.LEAST_BYTES)
+        why = why or await asyncio.to_thread(pressure.measure, self._others)
+        if why != self.pressure:
+            LOG.warning("Disk pressure" if why else "No disk pressure any more", why=why)
+        self.pressure = why
