@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.machinery
+import importlib.util
 import json
 import os
 import re
@@ -10,9 +12,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +63,65 @@ def test_the_sbatch_script_is_bash() -> None:
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
     assert all(line.startswith("#") or not line for line in lines[: last + 1])
     assert any(re.match(r"#SBATCH --signal=B:TERM@", line) for line in lines)
+
+
+@pytest.fixture
+def launcher() -> ModuleType:
+    """The launcher's functions."""
+    loader = importlib.machinery.SourceFileLoader("launcher", str(ROOT / "scripts/hpk"))
+    spec = importlib.util.spec_from_loader("launcher", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    loader.exec_module(module)
+    sys.dont_write_bytecode = before
+    return module
+
+
+def test_the_launcher_shows_the_hosts_top_level_directories(launcher: ModuleType, tmp_path: Path) -> None:
+    """All that are there, but those that the image has itself, also by another name, and those that none may enter."""
+    for name in ("data", "home", "tmp", "usr", "usr/lib32", "etc", "opt"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "lib32").symlink_to("usr/lib32")
+    (tmp_path / "scratch").symlink_to("data")
+    (tmp_path / "gone").symlink_to("nowhere")
+    assert launcher.shown(str(tmp_path)) == [str(tmp_path / name) for name in ("data", "home", "scratch", "tmp")]
+
+
+def test_a_file_system_that_hangs_is_not_shown(launcher: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of many that nobody asked for must not keep every command waiting."""
+    hangs = threading.Event()
+    real = os.path.isdir
+    monkeypatch.setattr("os.path.isdir", lambda path: hangs.wait(60) if path == "/hangs" else real(path))
+    assert launcher.answers(["/hangs", "/tmp"], seconds=0.2) == ["/tmp"]
+    hangs.set()
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["apply", "-f", "/etc/hostname"], ["/etc/hostname"]),
+        (["create", "configmap", "x", "--from-file=key=/etc/hostname"], ["/etc/hostname"]),
+        (["--kubeconfig=/usr/share/doc/x"], ["/usr/share/doc"]),
+        (["-o", "jsonpath-file=/usr/share/doc"], ["/usr/share/doc"]),
+        (["cp", "pod:/etc/hostname", "/usr/local/y"], ["/etc/hostname", "/usr/local"]),
+        (["apply", "-f", "/usr/bin/env"], []),
+        (["get", "--raw", "/api/v1/nodes"], []),
+        (["exec", "p", "--", "cat", "/etc/hostname"], []),
+    ],
+)
+def test_files_below_the_images_own_directories_are_shown(
+    launcher: ModuleType, words: list[str], seen: list[str]
+) -> None:
+    """However an argument spells them; but nothing that would hide the program."""
+    assert launcher.named(words) == seen
+
+
+def test_what_is_needed_lies_over_what_is_shown(launcher: ModuleType) -> None:
+    """The home may be another mount than what /home shows; it is bound once, and last."""
+    options = launcher.binds(["/home/a", "/home/a/.hpk", "/data"], ["/data", "/home"])
+    assert options[1::2] == ["/data", "/home", "/home/a", "/data"]
 
 
 class Job:
