@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpk import errors, jobdir
 from hpk.cli import findings, host, reach, up
+from hpk.controlplane import mounts
 from hpk.network import sandbox
 from hpk.slurm import gateway, probe
 
@@ -90,7 +91,7 @@ async def _examine(
     settings: config.Settings, slurm: client.Slurm, *, directory: Path, wait_seconds: float
 ) -> list[findings.Finding]:
     site = await slurm.site(apptainer=settings.apptainer)
-    shared = await asyncio.to_thread(probe.shared, str(directory))
+    shared = await asyncio.to_thread(probe.shared, str(directory)) | {"reach": mounts.reach_of(directory)}
     facts = {"site": site, "shared": shared, "routes": probe.routes()}
     wanted = registries(settings)
     missed = await asyncio.to_thread(probe.unreachable, wanted)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpk import pki
+from hpk.aio import descriptors
 from hpk.controlplane import placement
 from hpk.network import sandbox
 
@@ -77,6 +78,7 @@ def compute(place: Place, settings: config.Settings) -> list[Finding]:
     return _found(
         place,
         *(rule(place) for rule in (_apptainer, _architecture, _sandbox, _namespaces, _devices, _ids)),
+        _open_files(place, settings),
         _network(place, settings),
         _registries(place),
         *(rule(place) for rule in (_scratch, _clock, _shared)),
@@ -198,6 +200,14 @@ def _namespaces(place: Place) -> Iterator[Finding]:
             yield Finding(level="error", where=place.where, what=what, why=why, who="your site", how=how)
 
 
+def _open_files(place: Place, settings: config.Settings) -> Iterator[Finding]:
+    hard = (place.facts.get("limits") or {}).get("open_files")
+    if hard is not None and (what := descriptors.shortage(hard, max_pods=settings.max_pods)):
+        what, _, how = what.partition(": ")
+        why = "each pod's agent is an open file of the control plane's"
+        yield Finding(level="warning", where=place.where, what=what, why=why, who="you", how=how)
+
+
 def _devices(place: Place) -> Iterator[Finding]:
     site = place.facts["site"]
     if not site.get("fuse"):
@@ -268,12 +278,13 @@ def _shared(place: Place) -> Iterator[Finding]:
         yield Finding(level="error", where=place.where, what=what, why=why, who="you", how=how)
         return
     seconds = home.get("fsync_p99_seconds", 0.0)
-    what = (
-        "files of the state directory cannot be locked (flock)"
-        if home.get("flock") is False
-        else f"fsync of the state directory takes {seconds * 1000:.0f} ms (p99)"
-    )
-    if home.get("flock") is False or seconds > SLOW_SYNC_SECONDS:
+    what = f"fsync of the state directory takes {seconds * 1000:.0f} ms (p99)"
+    if home.get("reach", "all") != "all":
+        is_known = home["reach"] == "host"
+        what = "locks of files in the state directory " + ("reach" if is_known else "may reach") + " this host only"
+    if home.get("flock") is False:
+        what = "files of the state directory cannot be locked (flock)"
+    if home.get("flock") is False or home.get("reach", "all") != "all" or seconds > SLOW_SYNC_SECONDS:
         why = "etcd runs on its node's disk and is copied there; if that node dies the last half second is lost"
         yield Finding(level="note", where=place.where, what=what, why=why, who="you", how=how)
 

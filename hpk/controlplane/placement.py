@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hpk import errors
+from hpk.controlplane import mounts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,10 +36,12 @@ class Facts:
     Attributes:
         has_locks: Both kinds that etcd takes.
         sync_seconds: The slowest but one of some fsyncs; 0 if there are no locks, for then it does not matter.
+        reach: Between whom the locks hold.
     """
 
     has_locks: bool
     sync_seconds: float
+    reach: mounts.Reach = "all"
 
 
 def measure(directory: Path) -> Facts:
@@ -55,7 +58,8 @@ def measure(directory: Path) -> Facts:
                 file.flush()
                 if not _can_lock(file.fileno()):
                     return Facts(has_locks=False, sync_seconds=0.0)
-                return Facts(has_locks=True, sync_seconds=_sync_seconds(file.fileno()))
+                seconds = _sync_seconds(file.fileno())
+                return Facts(has_locks=True, sync_seconds=seconds, reach=mounts.reach_of(directory))
             finally:
                 path.unlink()
     except OSError as error:
@@ -75,13 +79,16 @@ def choose(wanted: str, facts: Facts, *, directory: Path) -> tuple[Place, str]:
     """
     if wanted == "node":
         return "node", "HPK_ETCD says so"
-    if not facts.has_locks:
+    if not facts.has_locks or facts.reach == "host":
+        why = "has no locks" if not facts.has_locks else "has locks that no other host sees"
         if wanted == "shared":
             raise errors.Fatal(
-                f"Cannot keep etcd's data in {directory} (HPK_ETCD=shared): its file system has no locks.  Take "
+                f"Cannot keep etcd's data in {directory} (HPK_ETCD=shared): its file system {why}.  Take "
                 "HPK_ETCD=auto, or let HPK_STATE name a directory of another file system"
             )
-        return "node", "the state directory's file system has no locks"
+        return "node", f"the state directory's file system {why}"
+    if facts.reach == "unknown" and wanted == "auto":
+        return "node", "it is not known whether other hosts see the locks of the state directory's file system"
     speed = f"an fsync of the state directory takes {facts.sync_seconds * 1000:.1f} ms"
     if wanted == "shared":
         return "shared", f"HPK_ETCD says so; {speed}"

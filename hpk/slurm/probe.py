@@ -14,6 +14,7 @@ import fcntl
 import importlib
 import json
 import os
+import resource
 import shutil
 import socket
 import struct
@@ -103,8 +104,8 @@ def unreachable(places: "list[str]") -> "dict[str, str]":
 
 
 def limits() -> "dict[str, int]":
-    """What the kernel says about user namespaces; a file that is not there says nothing."""
-    found = {}
+    """What the kernel says about user namespaces and open files; a file that is not there says nothing."""
+    found = {"open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1]}
     for name in (
         "user/max_user_namespaces",
         "kernel/unprivileged_userns_clone",

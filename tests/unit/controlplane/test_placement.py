@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 GOOD = placement.Facts(has_locks=True, sync_seconds=0.004)
 SLOW = placement.Facts(has_locks=True, sync_seconds=0.05)
 UNLOCKED = placement.Facts(has_locks=False, sync_seconds=0.0)
+LOCAL = placement.Facts(has_locks=True, sync_seconds=0.004, reach="host")
+UNKNOWN = placement.Facts(has_locks=True, sync_seconds=0.004, reach="unknown")
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,9 @@ UNLOCKED = placement.Facts(has_locks=False, sync_seconds=0.0)
         ("auto", GOOD, "shared", "takes 4.0 ms"),
         ("auto", SLOW, "node", "takes 50.0 ms"),
         ("auto", UNLOCKED, "node", "has no locks"),
+        ("auto", LOCAL, "node", "no other host sees"),
+        ("auto", UNKNOWN, "node", "not known whether other hosts see"),
+        ("shared", UNKNOWN, "shared", "HPK_ETCD"),
         ("shared", SLOW, "shared", "HPK_ETCD"),
         ("node", GOOD, "node", "HPK_ETCD"),
     ],
@@ -42,6 +47,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """Without locks etcd would not start; the text says what to do instead."""
     with pytest.raises(errors.Fatal, match=r"no locks.*HPK_ETCD=auto.*HPK_STATE"):
         placement.choose("shared", UNLOCKED, directory=tmp_path)
+    with pytest.raises(errors.Fatal, match=r"locks that no other host sees.*HPK_ETCD=auto"):
+        placement.choose("shared", LOCAL, directory=tmp_path)
 
 
 def test_a_directory_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
