@@ -4,7 +4,7 @@
 
     member/wal/*.wal        the log, copied frame by frame as etcd writes it
     member/snap/db          the database as it was at some time; all that came later is in the log
-    member/snap/next-<n>    a newer one, on its way to take its place
+    member/snap/next-<n>    a newer one, on its way to take its place: whole, or the pages that differ
     member/snap/rebase.json which, and what must be true of the log before it may (see below)
 
 The log has records of snapshots now and then: "the database has all up to here".  etcd does not start from a database
@@ -12,19 +12,21 @@ that is older than the last of them, nor rightly from one that is newer than the
 such a record (``held``), brings a new database beside the old one, says to which place the log must reach for it
 (``needed``), copies the log that far, and only then lets the new database take the old one's place.  A crash between
 any two of these steps leaves one of two things that fit: the old database and the log up to ``held``, or the new one
-and the log up to ``needed`` at least.
+and the log up to ``needed`` at least.  Pages are written into the old database itself, once the log has reached
+``needed``; until all of them are there the patch stays, and is applied again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.controlplane import wal
+from hpk.controlplane import pages, wal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,11 +39,19 @@ Position = tuple[str, int]
 
 @dataclass(frozen=True)
 class Rebase:
-    """A database on its way into the copy."""
+    """A database on its way into the copy.
+
+    Attributes:
+        name: Of its file.
+        held: Where the log ends that the old database goes with.
+        needed: Where the log must reach before this one may take its place.
+        is_patch: Whether the file holds only the pages that differ (:mod:`hpk.controlplane.pages`).
+    """
 
     name: str
     held: Position
     needed: Position
+    is_patch: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ def settle(copy: DataDirectory) -> Mapping[str, int]:
     if cut is None:
         assert rebase is not None
         with contextlib.suppress(FileNotFoundError):  # it has taken its place already
-            copy.database.with_name(rebase.name).rename(copy.database)
+            put_in_place(copy, rebase)
     else:
         for name in [name for name in ends if name > cut[0]]:
             (copy.log / name).unlink()
@@ -114,6 +124,19 @@ def settle(copy: DataDirectory) -> Mapping[str, int]:
     for path in copy.next_databases():
         path.unlink()
     return ends
+
+
+def put_in_place(copy: DataDirectory, rebase: Rebase) -> None:
+    """Let a next database take the old one's place.
+
+    Raises:
+        OSError: The file system refused; do it again before the copy is used or changed.
+    """
+    path = copy.database.with_name(rebase.name)
+    if rebase.is_patch:
+        pages.apply(path, copy.database)
+    else:
+        path.rename(copy.database)
 
 
 def fetch(source: DataDirectory, target: DataDirectory, *, ends: Mapping[str, int]) -> None:
@@ -129,7 +152,23 @@ def fetch(source: DataDirectory, target: DataDirectory, *, ends: Mapping[str, in
 
 def write_rebase(copy: DataDirectory, rebase: Rebase) -> None:
     """Say that a next database is whole, and what it needs."""
-    jobdir.write_json(str(copy.rebase), {"name": rebase.name, "held": rebase.held, "needed": rebase.needed})
+    temporary = copy.rebase.with_suffix(".tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    # Synced: should the power fail, the log that follows must not be there without it.
+    write_synced(temporary, json.dumps(asdict(rebase)).encode())
+    temporary.rename(copy.rebase)
+    sync_directory(copy.rebase.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Return when what a directory lists is on the disk, where the file system can tell."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_synced(path: Path, content: bytes, *, offset: int = 0) -> None:
@@ -146,12 +185,16 @@ def write_synced(path: Path, content: bytes, *, offset: int = 0) -> None:
 
 
 def _read_rebase(copy: DataDirectory) -> Rebase | None:
-    found = jobdir.read_json(str(copy.rebase))
+    try:
+        found = jobdir.read_json(str(copy.rebase))
+    except ValueError:
+        # It is synced before it has its name, so a torn one is of a file system that lies: nothing follows it.
+        found = None
     if found is None:
         return None
     name = str(found["name"])
     held, needed = ((str(file), int(offset)) for file, offset in (found["held"], found["needed"]))
-    return Rebase(name, held, needed)
+    return Rebase(name, held, needed, is_patch=bool(found.get("is_patch")))
 
 
 def _cut_garbage(path: Path, end: int) -> None:

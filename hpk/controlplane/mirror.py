@@ -2,7 +2,8 @@
 
 etcd appends each change to its log before it answers.  So does this to the copy, twice a second at most: what is lost
 if the node dies is what came in the last half second and was not copied yet.  The database itself is copied when the
-log says that it must be (:mod:`hpk.controlplane.datadir`), and at an orderly end.
+log says that it must be (:mod:`hpk.controlplane.datadir`), and at an orderly end; of one that is there already only
+the pages that have changed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from hpk import errors
-from hpk.controlplane import datadir, placement, wal
+from hpk.controlplane import datadir, pages, placement, wal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS = 0.5
 """Between looks at the log; the most that is lost."""
+MOST_CHANGED = 0.5
+"""Of more changed pages than this share the whole database is copied."""
 PATIENCE_SECONDS = 10.0
 """How long the copy may be refused before it is said again."""
 
@@ -73,6 +76,10 @@ class Mirror:
         """The index up to which the copy's database reaches at least."""
         self._held: datadir.Position | None = None
         """Where the copy's log stood when a database was first on its way: what the old one goes with."""
+        self._prints: list[bytes] = []
+        """Of the pages of the copy's database; empty if there is none."""
+        self._pending: tuple[datadir.Rebase, list[bytes]] | None = None
+        """A database whose log has come, and that may have taken its place in part."""
         self._attempts = itertools.count()
         self._busy = threading.Lock()  # a thread that was left behind by a cancelled task may still write
         self._copied_at = time.monotonic()
@@ -100,6 +107,8 @@ class Mirror:
                 "a disk of this node (TMPDIR) with room for them"
             ) from error
         self._copy.make()
+        if self._node.database.exists():
+            self._prints = pages.prints(self._node.database)
         for name, end in ends.items():
             content, found = self._read(self._node.log / name, start=0)
             self._covered = max([self._covered, *(frame.snapshot_index for frame in found)])
@@ -202,28 +211,50 @@ class Mirror:
         """
         self._copy.make()
         self._check()
+        self._put_in_place()
         target = self._copy.database.with_name(f"next-{next(self._attempts)}")
         if self._held is None:
             self._held = max(((name, one.end) for name, one in self._copied.items()), default=("", 0))
+        prints = pages.prints(database)
         try:
-            with database.open("rb") as source, target.open("wb") as file:
-                target.chmod(0o600)
-                shutil.copyfileobj(source, file, 1 << 20)
-                file.flush()
-                os.fsync(file.fileno())
-            datadir.write_rebase(self._copy, datadir.Rebase(target.name, self._held, needed=self._end()))
+            is_patch = self._write_next(database, prints, target)
+            rebase = datadir.Rebase(target.name, self._held, needed=self._end(), is_patch=is_patch)
+            datadir.write_rebase(self._copy, rebase)
         except OSError:
             target.unlink(missing_ok=True)
             raise
         self._ship(is_held=False)
-        target.rename(self._copy.database)
-        self._copy.rebase.unlink(missing_ok=True)
+        self._pending = (rebase, prints)
+        self._put_in_place()
         self._held = None
         for path in self._copy.next_databases():  # of attempts that failed later than this far
             path.unlink()
         for name in set(self._copy.log_names()) - set(names) - set(self._node.log_names()):
             (self._copy.log / name).unlink()
             self._copied.pop(name, None)
+
+    def _write_next(self, database: Path, prints: list[bytes], target: Path) -> bool:
+        """Bring the database beside the old one: the pages that differ if they are few; whether they are."""
+        numbers = pages.changed(self._prints, prints)
+        if self._prints and self._copy.database.exists() and len(numbers) <= len(prints) * MOST_CHANGED:
+            pages.write(database, numbers, target)
+            return True
+        with database.open("rb") as source, target.open("wb") as file:
+            target.chmod(0o600)
+            shutil.copyfileobj(source, file, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())
+        return False
+
+    def _put_in_place(self) -> None:
+        """Let the next database take the old one's place; what was refused is done before anything else is."""
+        if self._pending is None:
+            return
+        rebase, prints = self._pending
+        self._check()
+        datadir.put_in_place(self._copy, rebase)
+        self._copy.rebase.unlink(missing_ok=True)
+        self._pending, self._prints = None, prints
 
     def _end(self) -> datadir.Position:
         """Where the log here ends."""

@@ -11,7 +11,7 @@ import pytest
 import structlog.testing
 
 from hpk import errors
-from hpk.controlplane import datadir, mirror
+from hpk.controlplane import datadir, mirror, pages
 from tests.fakes import etcdlog
 
 if TYPE_CHECKING:
@@ -204,6 +204,97 @@ async def test_the_end_copies_the_database(etcd: Etcd) -> None:
     etcd.mirror.finish()
     assert etcd.copy.database.read_bytes() == b"whole"
     assert etcd.copied() == {FIRST: etcd.last.content}
+
+
+def database(*fills: int) -> bytes:
+    """A database of pages, each full of one byte."""
+    return b"".join(bytes([fill]) * pages.PAGE_BYTES for fill in fills)
+
+
+async def publish(etcd: Etcd, content: bytes) -> None:
+    """Have the database copied."""
+
+    async def save(path: Path) -> None:
+        await asyncio.to_thread(path.write_bytes, content)
+
+    etcd.mirror._save = save
+    etcd.write()
+    await etcd.mirror._rebase()
+
+
+async def test_only_changed_pages_are_written(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is what the database is, whether that grew or shrank; what goes to the home is what changed."""
+    written: list[list[int]] = []
+    real = pages.write
+
+    def write(source: Path, numbers: list[int], target: Path) -> None:
+        written.append(numbers)
+        real(source, numbers, target)
+
+    monkeypatch.setattr(pages, "write", write)
+    for content in (
+        database(*range(20)),
+        database(0, 99, *range(2, 20)),
+        database(*range(20), 7, 8),
+        database(*range(15)),
+        database(*range(100, 130)),
+    ):
+        await publish(etcd, content)
+        assert etcd.copy.database.read_bytes() == content
+        assert sorted(path.name for path in etcd.copy.database.parent.iterdir()) == ["db"]
+    assert written == [[1], [1, 20, 21], []]
+
+
+@pytest.mark.parametrize("step", ["apply", "unlink"])
+async def test_a_crash_amid_changed_pages_leaves_a_copy_that_fits(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Half of them are in the old database: the patch is there, and the next start applies it."""
+    await publish(etcd, database(*range(20)))
+    real = pages.apply
+
+    def torn(patch: Path, target: Path) -> None:
+        if step == "apply":
+            with target.open("r+b") as file:
+                file.write(b"torn" * 100)
+        else:
+            real(patch, target)
+        raise OSError(errno.EIO, "gone")
+
+    monkeypatch.setattr(pages, "apply", torn)
+    changed = database(99, *range(1, 20))
+    with pytest.raises(OSError, match="gone"):
+        await publish(etcd, changed)
+    monkeypatch.setattr(pages, "apply", real)
+    datadir.settle(etcd.copy)
+    assert etcd.copy.database.read_bytes() == changed
+    assert sorted(path.name for path in etcd.copy.database.parent.iterdir()) == ["db"]
+
+
+async def test_pages_that_were_refused_come_before_newer_ones(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that changed and changed back would else keep what half an attempt has left."""
+    first = database(*range(20))
+    await publish(etcd, first)
+
+    def torn(_: Path, target: Path) -> None:
+        with target.open("r+b") as file:
+            file.write(bytes([99]) * pages.PAGE_BYTES)
+        raise OSError(errno.EIO, "gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pages, "apply", torn)
+        with pytest.raises(OSError, match="gone"):
+            await publish(etcd, database(99, *range(1, 20)))
+    await publish(etcd, first)
+    assert etcd.copy.database.read_bytes() == first
+
+
+def test_a_torn_word_about_a_database_is_none(etcd: Etcd) -> None:
+    """It is not raised at each start for ever."""
+    etcd.copy.make()
+    etcd.copy.rebase.write_text("")
+    datadir.settle(etcd.copy)
+    assert not etcd.copy.rebase.exists()
 
 
 async def test_another_s_copy_is_left_alone(etcd: Etcd) -> None:

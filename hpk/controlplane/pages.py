@@ -1,0 +1,87 @@
+"""What has changed between two states of a database file, page by page, as a patch that can be applied again and again.
+
+bbolt writes its file in pages and leaves those alone that did not change, so a database that is seldom copied differs
+from its copy in few of them.  A patch is ``size of the file | (offset | length | bytes)*``, big-endian; it holds whole
+pages, so applying it twice, or to a file to which half of it was applied, gives the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PAGE_BYTES = 4096
+_DIGEST_BYTES = 16
+_CHUNK_PAGES = 256
+_SIZE = struct.Struct(">Q")
+_RECORD = struct.Struct(">QI")
+
+
+def prints(path: Path) -> list[bytes]:
+    """Return a digest of each of the file's pages."""
+    found = []
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_PAGES * PAGE_BYTES):
+            for start in range(0, len(chunk), PAGE_BYTES):
+                page = chunk[start : start + PAGE_BYTES]
+                found.append(hashlib.blake2b(page, digest_size=_DIGEST_BYTES).digest())
+    return found
+
+
+def changed(old: list[bytes], new: list[bytes]) -> list[int]:
+    """Return the numbers of the pages that are not the same, in order."""
+    return [number for number, digest in enumerate(new) if number >= len(old) or old[number] != digest]
+
+
+def write(source: Path, numbers: list[int], target: Path) -> None:
+    """Write a patch that brings these pages of the source, and return when it is on the disk.
+
+    Raises:
+        OSError: The file system refused; what is there is no patch.
+    """
+    with source.open("rb") as file, target.open("wb") as patch:
+        target.chmod(0o600)
+        patch.write(_SIZE.pack(os.fstat(file.fileno()).st_size))
+        for first, count in _runs(numbers):
+            file.seek(first * PAGE_BYTES)
+            content = file.read(count * PAGE_BYTES)
+            patch.write(_RECORD.pack(first * PAGE_BYTES, len(content)) + content)
+        patch.flush()
+        os.fsync(patch.fileno())
+
+
+def apply(patch: Path, target: Path) -> None:
+    """Bring the target to the patch's state, and return when it is on the disk.
+
+    Raises:
+        OSError: The file system refused; apply it again before the target is used.
+    """
+    with patch.open("rb") as file, target.open("r+b") as database:
+        (size,) = _SIZE.unpack(file.read(_SIZE.size))
+        while head := file.read(_RECORD.size):
+            offset, length = _RECORD.unpack(head)
+            database.seek(offset)
+            database.write(file.read(length))
+        database.truncate(size)
+        database.flush()
+        os.fsync(database.fileno())
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """The numbers as (first, count), none longer than a chunk."""
+    first, count = -1, 0
+    for number in numbers:
+        if count and number == first + count and count < _CHUNK_PAGES:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = number, 1
+    if count:
+        yield first, count
