@@ -16,7 +16,17 @@ CLIENT = "etcd-client"
 """Names of the certificates in ``issued/``."""
 
 MEMORY_MIB = 192
-QUOTA_BYTES = 2 << 30
+MOST_QUOTA_BYTES = 2 << 30
+"""etcd's own default: room for some 100,000 pods; the file is mapped into memory, and copied where it is node-local."""
+LEAST_QUOTA_BYTES = 256 << 20
+
+
+def quota_bytes(free_bytes: int) -> int:
+    """Return how large the database may become on a disk with this much room.
+
+    A third of it: defragmenting and copying need as much again, and the log some more.
+    """
+    return max(LEAST_QUOTA_BYTES, min(MOST_QUOTA_BYTES, free_bytes // 3))
 
 
 def component_of(layout: Layout) -> component.Component:
@@ -48,7 +58,7 @@ def component_of(layout: Layout) -> component.Component:
         # The API server compacts every five minutes; this is for the time after a long absence of it.
         "auto-compaction-mode": "periodic",
         "auto-compaction-retention": "1h",
-        "quota-backend-bytes": QUOTA_BYTES,
+        "quota-backend-bytes": layout.etcd_quota_bytes,
         # Write-ahead logs are 64 MB each, preallocated, and homes have quotas.
         "max-wals": "2",
         # Entries are kept in memory for slow followers; there are none.

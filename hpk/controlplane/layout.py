@@ -60,6 +60,8 @@ class Layout:
     """Paths by name; a name that is missing stands for itself."""
     etcd_node_data: Path | None = None
     """Where etcd's data are on this node, if they are not in the state directory."""
+    etcd_quota_bytes: int = 2 << 30
+    """How large etcd's database may become."""
 
     @classmethod
     def of(
@@ -73,6 +75,7 @@ class Layout:
         kubelet_port: int,
         binaries: Mapping[str, str] | None = None,
         etcd_node_data: Path | None = None,
+        etcd_quota_bytes: int = 2 << 30,
     ) -> Layout:
         """The layout that these settings mean on this host."""
         return cls(
@@ -89,6 +92,7 @@ class Layout:
             kubelet_port=kubelet_port,
             binaries=binaries or {},
             etcd_node_data=etcd_node_data,
+            etcd_quota_bytes=etcd_quota_bytes,
         )
 
     @property

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from hpk import errors, jobdir
-from hpk.aio import forever, ports
+from hpk.aio import ports, service
 from hpk.controlplane import (
     address,
     admission,
@@ -32,6 +32,7 @@ from hpk.controlplane import (
     saving,
     supervisor,
     troubles,
+    upkeep,
     version,
 )
 from hpk.controlplane import layout as layouts
@@ -117,8 +118,11 @@ class ControlPlane:
                 group.create_task(self._supervisor.run(), name="components")
                 group.create_task(self._lock.keep(), name="hold on the state directory")
                 group.create_task(self._bring_up(), name="bootstrap")
+                ready = self._supervisor.ready(etcd.NAME)
+                keep = functools.partial(upkeep.run, self.layout, ready, self.troubles)
+                group.create_task(service.kept("upkeep of etcd", keep), name="upkeep of etcd")
                 if self._mirror:
-                    group.create_task(forever.forever("copy of etcd's data", self._mirror.run()), name="copy of etcd")
+                    group.create_task(service.kept("copy of etcd's data", self._mirror.run), name="copy of etcd")
         finally:
             if self._mirror:
                 await asyncio.to_thread(_finish, self._mirror)
@@ -268,6 +272,9 @@ def _prepare(
         kubelet_port=kubelet_port.port,
         binaries=binaries,
         etcd_node_data=node_data,
+        etcd_quota_bytes=etcd.quota_bytes(
+            shutil.disk_usage(node_data.parent if node_data else settings.directory.control_plane).free
+        ),
     )
     where.make_directories()
     copy = datadir.DataDirectory(where.etcd_copy)

@@ -1,0 +1,83 @@
+"""etcd's database is kept small, and mended when it is full."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from hpk.controlplane import etcd, upkeep
+
+MB = 1 << 20
+
+
+def size(total: int, used: int, *, quota: int = 2048, is_refusing: bool = False) -> upkeep.Size:
+    """In megabytes."""
+    return upkeep.Size(total=total * MB, used=used * MB, quota=quota * MB, is_refusing=is_refusing)
+
+
+@pytest.mark.parametrize(
+    ("found", "step", "words"),
+    [
+        (size(20, 2), "nothing", ""),
+        (size(100, 60), "nothing", ""),
+        (size(100, 40), "defragment", ""),
+        (size(1700, 1200), "defragment", ""),
+        (size(1700, 1690), "nothing", "holds 1690 MB of at most 2048 MB, and takes no changes beyond that: delete"),
+        (size(2048, 100, is_refusing=True), "relieve", "the cluster takes no changes: etcd's database holds 100 MB"),
+    ],
+)
+def test_what_is_done_and_told(found: upkeep.Size, step: str, words: str) -> None:
+    """A file that holds little is made smaller, seldom; what cannot shrink is told before nothing goes any more."""
+    assert upkeep.step(found) == step
+    told = upkeep.trouble(found)
+    assert words in told
+    assert bool(told) == bool(words)
+
+
+class Etcd:
+    """Answers as etcd does; what is kept of its database after compacting is given."""
+
+    def __init__(self, *, kept: int) -> None:
+        self.calls: list[str] = []
+        self.kept = kept
+        self.total, self.used, self.alarm = 2048, 2040, True
+
+    async def status(self) -> upkeep.Status:
+        return SimpleNamespace(
+            dbSize=self.total * MB,
+            dbSizeInUse=self.used * MB,
+            dbSizeQuota=2048 * MB,
+            header=SimpleNamespace(revision=77),
+        )
+
+    async def has_no_space(self) -> bool:
+        return self.alarm
+
+    async def compact(self, revision: int) -> None:
+        self.calls.append(f"compact {revision}")
+        self.used = self.kept
+
+    async def defragment(self) -> None:
+        self.calls.append("defragment")
+        self.total = self.used
+
+    async def disarm(self) -> None:
+        self.calls.append("disarm")
+        self.alarm = False
+
+
+@pytest.mark.parametrize(("kept", "words"), [(100, ""), (2000, "holds 2000 MB of at most 2048 MB")])
+async def test_a_full_database_is_relieved(kept: int, words: str) -> None:
+    """In this order, for each step needs the one before; what is still too much is told."""
+    client = Etcd(kept=kept)
+    told = await upkeep.look_after(client)
+    assert client.calls == ["compact 77", "defragment", "disarm"]
+    assert words in told
+    assert bool(told) == bool(words)
+
+
+@pytest.mark.parametrize(("free", "quota"), [(100 << 30, 2 << 30), (3 << 30, 1 << 30), (1 << 20, 256 << 20)])
+def test_the_quota_fits_the_disk(free: int, quota: int) -> None:
+    """It leaves room for a copy, and is never so small that an ordinary cluster does not fit."""
+    assert etcd.quota_bytes(free) == quota
