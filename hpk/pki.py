@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 AUTHORITY_DAYS = 3650
 """An authority outlives every control plane that is kept in use; ten years, as kubeadm's."""
 CERTIFICATE_DAYS = 365
-"""Longer than any Slurm job: what is issued at the start must not run out before the end."""
+"""Longer than most Slurm jobs; a control plane that lives longer starts anew before (hpk.controlplane.renewal)."""
 BACKDATED = dt.timedelta(hours=1)
 """Compute nodes' clocks differ: a certificate is good from an hour before it was made."""
 RENEWAL = dt.timedelta(days=30)
@@ -103,6 +103,11 @@ class Authority:
             raise errors.Fatal(f"Cannot use the authority in {directory}: {error}; {_REMEDY}") from error
         authority._check(directory, name)
         return authority
+
+    @property
+    def ends_at(self) -> dt.datetime:
+        """When it ends, and with it all that it has issued."""
+        return self._certificate.not_valid_after_utc
 
     def issue(
         self,
@@ -205,12 +210,24 @@ def _create_once(directory: Path, create: Callable[[Path], None]) -> None:
     temporary.mkdir(mode=0o700)
     try:
         create(temporary)
+        # Should the power fail now, there must be a whole authority or none: an empty key is one that nobody can mend.
+        for path in temporary.iterdir():
+            _sync(path)
         temporary.rename(directory)
+        _sync(directory.parent)
     except OSError:
         if not directory.exists():
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _builder(

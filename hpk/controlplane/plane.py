@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import functools
 import os
 import shutil
@@ -29,6 +30,7 @@ from hpk.controlplane import (
     lock,
     mirror,
     placement,
+    renewal,
     saving,
     supervisor,
     troubles,
@@ -61,6 +63,7 @@ class ControlPlane:
         book: Ports of this host, held and recorded by name; the link's server takes its own from here.
         kubelet_port: Held for the kubelet's HTTPS endpoint.
         troubles: What it cannot mend by itself.
+        certificates_end: When the first of those ends that were issued at this start.
         link: The authority of the agents' link.
     """
 
@@ -70,6 +73,7 @@ class ControlPlane:
     link: pki.Authority
     kubelet_certificate: pki.Certificate
     ca_pem: bytes
+    certificates_end: dt.datetime
     _lock: lock.Lock
     _supervisor: supervisor.Supervisor
     _mirror: mirror.Mirror | None = None
@@ -118,6 +122,7 @@ class ControlPlane:
                 group.create_task(self._supervisor.run(), name="components")
                 group.create_task(self._lock.keep(), name="hold on the state directory")
                 group.create_task(self._bring_up(), name="bootstrap")
+                group.create_task(renewal.until(self.certificates_end), name="renewal of certificates")
                 ready = self._supervisor.ready(etcd.NAME)
                 keep = functools.partial(upkeep.run, self.layout, ready, self.troubles)
                 group.create_task(service.kept("upkeep of etcd", keep), name="upkeep of etcd")
@@ -287,6 +292,9 @@ def _prepare(
     authorities = identities.open_authorities(where)
     identities.issue(where, authorities)
     admission.write(where)
+    now = dt.datetime.now(dt.UTC)
+    found = troubles.Troubles()
+    found.tell("authorities", renewal.trouble(authorities, now=now))
     components = [module.component_of(where) for module in (etcd, apiserver, controller_manager)]
     return ControlPlane(
         layout=where,
@@ -295,6 +303,8 @@ def _prepare(
         link=authorities["link"],
         kubelet_certificate=identities.kubelet_server(where, authorities["kubernetes"]),
         ca_pem=authorities["kubernetes"].certificate_pem,
+        troubles=found,
+        certificates_end=renewal.certificates_end(authorities.values(), now=now),
         _lock=held,
         _supervisor=supervisor.Supervisor(components),
         _mirror=kept,

@@ -6,8 +6,10 @@ The program runs in a process of its own: what is tested is what a user would se
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -24,12 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
+import grpc.aio
 import psutil
 import pytest
 import yaml
 
 from hpk import config, pki
-from hpk.controlplane import apiserver, etcd, layout
+from hpk.controlplane import apiserver, etcd, etcd_client, identities, layout, supervisor, upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -366,6 +370,40 @@ def test_etcd_on_a_node_that_dies_loses_only_what_is_not_copied_yet(tmp_path: Pa
     with started(state, binaries) as third:  # in the state directory itself, as it was or as the copy is
         again = {item["metadata"]["name"] for item in third.ask(path, identity="admin")[1]["items"]}
         assert again == found
+
+
+async def test_an_etcd_that_is_full_is_relieved(program: Program, binaries: Path, tmp_path: Path) -> None:
+    """It refuses writes; compacted, defragmented and disarmed it takes them again."""
+    root = tmp_path / "etcd"
+    shutil.copytree(program.layout.root / "pki", root / "pki")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    programs = {"etcd": str(binaries / "etcd")}
+    where = dataclasses.replace(program.layout, root=root, etcd_port=port, binaries=programs, etcd_quota_bytes=4 << 20)
+    where.make_directories()
+    identities.issue(where, identities.open_authorities(where))
+    running = supervisor.Supervisor([etcd.component_of(where)])
+    task = asyncio.create_task(running.run())
+    try:
+        await asyncio.wait_for(running.ready(etcd.NAME).wait(), 60)
+        async with etcd_client.connected(where) as client:
+
+            async def put() -> bool:
+                message = b"\x0a\x01k" + b"\x12\x80\x80\x10" + b"x" * (256 << 10)  # PutRequest: key 1, value 2
+                try:
+                    await client._channel.unary_unary("/etcdserverpb.KV/Put")(message)
+                except grpc.aio.AioRpcError as error:
+                    return "database space exceeded" not in str(error.details())
+                return True
+
+            while await put():
+                pass
+            assert await client.has_no_space()
+            assert await upkeep.look_after(client) == ""
+            assert await put()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def names_in(etcd: Path) -> set[str]:

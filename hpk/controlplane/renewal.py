@@ -1,0 +1,49 @@
+"""Certificates at their end: the control plane starts anew before its own run out; authorities are told in time."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from typing import TYPE_CHECKING, NoReturn
+
+from hpk import errors, pki
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+BEFORE = dt.timedelta(days=7)
+"""So long before its certificates end the control plane starts anew."""
+TOLD_BEFORE = dt.timedelta(days=180)
+"""So long before an authority ends its user is told."""
+_LOOK_SECONDS = 3600.0
+"""A clock that is set, and a node that was suspended, make one long sleep wrong."""
+
+
+def certificates_end(authorities: Iterable[pki.Authority], *, now: dt.datetime) -> dt.datetime:
+    """Return when the first of the certificates ends that are issued now."""
+    return min(now + dt.timedelta(days=pki.CERTIFICATE_DAYS), *(authority.ends_at for authority in authorities))
+
+
+def trouble(authorities: Mapping[str, pki.Authority], *, now: dt.datetime) -> str:
+    """Return which authorities end before long, and what to do; empty if none does."""
+    ending = sorted((one.ends_at, name) for name, one in authorities.items() if one.ends_at - now < TOLD_BEFORE)
+    if not ending:
+        return ""
+    names = ", ".join(name for _, name in ending)
+    return (
+        f"the certificate authorities of this state directory ({names}) end on {ending[0][0]:%Y-%m-%d}: before that, "
+        "'hpk down', move state/pki away, and 'hpk up' (kubeconfigs and tokens made with them end with them)"
+    )
+
+
+async def until(ends_at: dt.datetime) -> NoReturn:
+    """Wait until certificates that end at this time must be made anew.
+
+    Raises:
+        errors.Retryable: It is time: another start issues them.
+    """
+    while (left := (ends_at - BEFORE - dt.datetime.now(dt.UTC)).total_seconds()) > 0:  # noqa: ASYNC110 - a clock
+        await asyncio.sleep(min(left, _LOOK_SECONDS))
+    raise errors.Retryable(
+        f"The control plane's certificates end on {ends_at:%Y-%m-%d}; it starts anew to make new ones"
+    )
