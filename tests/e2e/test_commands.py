@@ -66,6 +66,7 @@ def test_a_life() -> None:
     assert "not running" in bob(f"{HPK} status", code=3)
 
     bob(f"{HPK} up")
+    assert "No control plane runs" in bob(f"HPK_STATE=~/other HPK_IMAGE=~/.hpk/hpk.sif {HPK} down")
     assert "is there already" in bob(f"{HPK} up")
     bob("kubectl wait --for=condition=Ready pod/p --timeout=30s")
 
@@ -76,10 +77,21 @@ def test_a_life() -> None:
     assert leftovers() == ""
 
 
+def test_kubectl_in_the_image_sees_the_users_files() -> None:
+    """Wherever they are, however they are spelled: in the middle of an argument, and for writing too."""
+    create = f"{HPK} kubectl create configmap c --dry-run=client"
+    data = bob(
+        "d=$(mktemp -d /var/tmp/XXXX); echo -n seen >$d/file; echo '{.data}' >$d/path;"
+        f"{create} --from-file=key=$d/file --output=jsonpath-file=$d/path; rm -r $d"
+    )
+    assert data == '{"key":"seen"}'
+
+
 def test_sbatch_from_an_odd_environment_and_scancel() -> None:
     """Plain sbatch works whatever the environment holds; scancel stops everything in order and leaves nothing."""
     job = bob(f"{ODD} sbatch --parsable hpk.sbatch").strip()
     assert f"Slurm job {job}" in bob(f"{HPK} up")
+    assert bob(f"squeue -h -j {job} -o %k") == "hpk-control-plane:/home/bob/.hpk\n"
     bob(f"scancel {job}; while squeue -h -j {job} -t R,CG -o %T | grep -q .; do sleep 0.2; done")
     log = bob(f"cat hpk-{job}.log")
     assert log.index("hpk: stopping") < log.index("hpk: stopped")

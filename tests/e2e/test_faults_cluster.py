@@ -161,7 +161,6 @@ def test_the_gateway_is_killed(space: conftest.Namespace) -> None:
 
 def test_the_kubelet_is_killed_in_each_stage_of_a_pods_path(space: conftest.Namespace) -> None:
     """It is started again in its job; every pod goes on from where it was, and none runs twice."""
-    pods.wait_until_it_is_started_again()
     space.apply(pods.counted("runs", ENDLESS, restartPolicy="Always"))
     space.apply(pods.counted("ending", STUBBORN, terminationGracePeriodSeconds=6))
     space.apply(pods.counted("queued", flags="--begin=now+20"))
@@ -177,7 +176,7 @@ def test_the_kubelet_is_killed_in_each_stage_of_a_pods_path(space: conftest.Name
     host, api = where(), "[/]opt/hpk/bin/kube-apiserver"
     old = cluster.shell(f"pgrep -f {api}", host=host, user="root").strip()
     pods.release()
-    pods.kill("^/usr/bin/python3.13 -IS /opt/hpk/bin/hpk serve", host=host)
+    pods.kill("^/usr/bin/python3.13 -IS /opt/hpk/bin/hpk serve", host=host, signal="SEGV")
     until(lambda: old not in cluster.shell(f"pgrep -f {api}; true", host=host, user="root").split())  # it dies with it
     until(cluster.is_running)
     assert where() == host

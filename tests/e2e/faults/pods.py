@@ -84,11 +84,6 @@ def kill(pattern: str, *, host: str, signal: str = "KILL") -> None:
         until(lambda: not cluster.shell(f"ps -o stat= -p '{found}' | grep -v Z; true", host=host, user="root"))
 
 
-def wait_until_it_is_started_again() -> None:
-    """The control plane has run for a minute: one that is killed sooner is not (scripts/hpk.sbatch)."""
-    until(lambda: int(cluster.shell("squeue -h --me -n hpk -o %M").strip().replace(":", "")) > 100)
-
-
 def host_of(job: str) -> str:
     """Where a job runs."""
     return cluster.shell(f"squeue -h -j {job} -o %N").strip()
