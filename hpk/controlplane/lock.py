@@ -306,19 +306,18 @@ def has_ended_here(holder: Owner, us: Owner) -> bool:
 def verdict(holder: Owner, us: Owner, jobs: Mapping[str, model.Job], *, state: Path, silent_seconds: float) -> Verdict:
     """Return what Slurm's answer says about the holder.
 
-    A node that Slurm has given up may still run it.  A job that Slurm has forgotten has been over for minutes, unless
-    Slurm was set up anew meanwhile: then the holder still gives signs of life.
+    A node that Slurm has given up may still run it.  If Slurm has forgotten its job, or its number is another job's by
+    now, it has been over for long, unless Slurm was set up anew meanwhile: then the holder still gives signs of life.
     """
     job = jobs.get(holder.job_id)
-    if job is None:
+    if job is None or ownership.is_later(job, holder):
         return "gone" if silent_seconds > FORGOTTEN_SECONDS else "unknown"
     if holder.job_id == us.job_id:  # requeued: Slurm has given the other node up, and it may not know
         return "unknown"
-    if ownership.is_later(job, holder) or ownership.relation(job, state, holder) is ownership.Relation.ANOTHERS:
-        return "gone"
     if job.state.is_over:
         return "unknown" if job.state.value == "NODE_FAIL" else "gone"
-    return "unknown" if job.state.is_ending or job.state.is_queued else "lives"
+    is_another = ownership.relation(job, state, holder) is ownership.Relation.ANOTHERS
+    return "unknown" if is_another or job.state.is_ending or job.state.is_queued else "lives"
 
 
 def _lock(descriptor: int) -> bool | None:
