@@ -45,14 +45,22 @@ class Client:
 
     async def has_no_space(self) -> bool:
         """Return whether etcd refuses all writes because its database is larger than its quota."""
-        request = self._api.AlarmRequest(action=self._api.AlarmRequest.GET, alarm=self._api.NOSPACE)
-        found = await self._call(f"{MAINTENANCE}Alarm", request, self._api.AlarmResponse)
-        return any(member.alarm == self._api.NOSPACE for member in found.alarms)
+        return bool(await self._alarms())
 
     async def disarm(self) -> None:
         """Have etcd take writes again."""
-        request = self._api.AlarmRequest(action=self._api.AlarmRequest.DEACTIVATE, alarm=self._api.NOSPACE)
-        await self._call(f"{MAINTENANCE}Alarm", request, self._api.AlarmResponse)
+        for member in await self._alarms():
+            # An alarm is its member's: without the id none is deactivated.
+            await self._alarm(action=self._api.AlarmRequest.DEACTIVATE, memberID=member)
+
+    async def _alarms(self) -> list[int]:
+        """The members that have raised the alarm."""
+        found = await self._alarm(action=self._api.AlarmRequest.GET)
+        return [member.memberID for member in found.alarms if member.alarm == self._api.NOSPACE]
+
+    async def _alarm(self, **fields: Any) -> Any:
+        request = self._api.AlarmRequest(alarm=self._api.NOSPACE, **fields)
+        return await self._call(f"{MAINTENANCE}Alarm", request, self._api.AlarmResponse)
 
     async def defragment(self) -> None:
         """Have the database's file shrink to what it holds; etcd answers nobody meanwhile."""
