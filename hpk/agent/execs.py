@@ -78,7 +78,8 @@ class Command:
         self._argv = argv
         self._base = os.path.join(run.directory, f"exec-{time.monotonic_ns()}")
         process = process_of(run.process, argv, has_terminal=console is not None, size=size)
-        jobdir.write_bytes(self._base, quickjson.dumps(process).encode("utf-8", "surrogateescape"))
+        data = quickjson.dumps(process).encode("utf-8", "surrogateescape")
+        jobdir.write_bytes(self._base, data, is_durable=False)
         since = time.monotonic()
         pid_file = self._base + ".pid"
         try:

@@ -92,7 +92,9 @@ class Reporter:
             sequence = self._report["sequence"]
             data = _as_json(self._report)
             try:
-                await asyncio.to_thread(jobdir.write_bytes, self._path, data)
+                # The last word must outlive the node; until then the next report is never far.
+                is_last = self._report["finished_at"] is not None
+                await asyncio.to_thread(jobdir.write_bytes, self._path, data, is_durable=is_last)
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be had, as the pod has them all
                 print(f"Cannot write {self._path}: {error}", flush=True)  # noqa: T201 - the job's output is the log
                 asyncio.get_running_loop().call_later(1, self._is_dirty.set)

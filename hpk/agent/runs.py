@@ -137,7 +137,7 @@ def _begin(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> None:
     )
     run.process = configuration["process"]
     text = quickjson.dumps(configuration).encode("utf-8", "surrogateescape")
-    jobdir.write_bytes(os.path.join(run.directory, "config.json"), text)
+    jobdir.write_bytes(os.path.join(run.directory, "config.json"), text, is_durable=False)
     _spawn(box, run)
 
 

@@ -10,7 +10,6 @@ socket named after the port, which lives in the same network namespace and dies 
 from __future__ import annotations
 
 import errno
-import json
 import random
 import socket
 from dataclasses import dataclass
@@ -98,12 +97,7 @@ class Book:
         self._held.clear()
 
     def _read(self) -> dict[str, int]:
-        try:
-            recorded = jobdir.read_json(str(self._path))
-        except json.JSONDecodeError:
-            recorded = None  # a wish, not a fact: without it we choose afresh
-        if not isinstance(recorded, dict):
-            return {}
+        recorded = jobdir.read_json(str(self._path)) or {}  # a wish, not a fact: without it we choose afresh
         return {name: port for name, port in recorded.items() if isinstance(port, int) and 0 < port < 65536}  # noqa: PLR2004
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -83,8 +82,7 @@ def _script(settings: config.Settings, target: Path, *, is_forced: bool) -> str:
     """Put the sbatch script there, unless the user's own edits would be lost."""
     text = share.file("hpk.sbatch").read_bytes()
     record = str(settings.state / INSTALLED)
-    with contextlib.suppress(ValueError):
-        known = (jobdir.read_json(record) or {}).get("hpk.sbatch")
+    known = (jobdir.read_json(record) or {}).get("hpk.sbatch")
     old = _content(target)
     if old == text:
         _remember(record, text)

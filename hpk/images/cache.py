@@ -297,10 +297,10 @@ def _fingerprint(file: Path) -> tuple[int, ...] | None:
 def _read_object(file: Path) -> Mapping[str, Any] | None:
     """A JSON object, or None if the file is absent, unreadable or something else: then it is made again."""
     try:
-        value = jobdir.read_json(str(file))
-    except (OSError, ValueError):
+        found: Mapping[str, Any] | None = jobdir.read_json(str(file))
+    except OSError:
         return None
-    return value if isinstance(value, dict) else None
+    return found
 
 
 def _is_alive(pid: int) -> bool:

@@ -80,7 +80,7 @@ class Agents:
         path = self._state.pod(uid).report
         try:
             report: records.Report | None = await asyncio.to_thread(jobdir.read_json, path)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             LOG.warning("Cannot read a report", uid=uid, path=path, error=str(error))
             report = None
         if report is not None and report.get("uid") == uid and self._is_news(uid, report):
@@ -118,9 +118,10 @@ class Agents:
             submission: records.Submission | None = await asyncio.to_thread(
                 jobdir.read_json, self._state.pod(uid).submission
             )
-        except (OSError, ValueError):
+        except OSError:
             submission = None
-        return submission["submitted_at"] if submission else -math.inf
+        at = submission.get("submitted_at") if submission else None
+        return at if isinstance(at, int | float) else -math.inf
 
     def _is_news(self, uid: str, report: records.Report) -> bool:
         known = self._reports.get(uid)
