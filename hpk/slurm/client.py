@@ -23,13 +23,14 @@ SUBMIT_SECONDS = 60.0
 """sbatch itself waits and tries again for a while when slurmctld is busy."""
 TUNNEL_SECONDS = 110.0
 """By each of its ways a tunnel may take half a minute, and may have to wait for another."""
+_SIGNALLED = 128
 MARGIN_SECONDS = 5.0
 """The gateway ends a command that takes too long; this much later the client stops waiting for the gateway."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a command ended; ``end`` is ``exited``, ``timeout`` or ``overflow``."""
+    """How a command ended; ``end`` is ``exited``, ``timeout``, ``overflow`` or ``failed``, see the gateway."""
 
     code: int
     stdout: bytes = b""
@@ -45,6 +46,26 @@ class Result:
     def error(self) -> str:
         """Standard error on one line, fit for an event."""
         return parse.messages(self.stderr.decode("utf-8", "replace"))
+
+    @property
+    def has_no_say(self) -> bool:
+        """Whether it tells nothing of what was done: the command was killed, or ended without a word.
+
+        Slurm's SIGTERM to a job reaches every process of it; a wrapper in a shell makes 128 + signal of that.
+        """
+        is_killed = self.code < 0 or self.code > _SIGNALLED
+        return self.end != "exited" or is_killed or not self.error
+
+    @property
+    def how(self) -> str:
+        """How the command ended, as the end of a sentence about it."""
+        ends = {"timeout": "gave no answer in time", "overflow": "said too much"}
+        if self.end != "exited":
+            return ends.get(self.end, f"could not be followed to its end: {self.error}")
+        number = -self.code if self.code < 0 else self.code - _SIGNALLED
+        what = f"was killed by signal {number}" if self.code < 0 or number > 0 else f"ended with exit code {self.code}"
+        said = self.error or (f"printed {self.text.strip()[:200]!r}" if self.text.strip() else "said nothing")
+        return f"{what} ({said})"
 
 
 class Runner(Protocol):
@@ -166,16 +187,17 @@ class Slurm:
             raise errors.SlurmUnavailable(
                 f"Cannot submit the job: sbatch gave no answer in {SUBMIT_SECONDS:.0f} s", may_have_succeeded=True
             )
-        if result.code == 0:
-            if (job_id := parse.job_id(result.text)) is not None:
-                return job_id
+        job_id = parse.job_id(result.text)
+        if result.code == 0 and job_id is not None:
+            return job_id
+        if result.has_no_say or job_id is not None:
             raise errors.SlurmUnavailable(
-                f"Cannot tell the job's id from sbatch's answer: {result.text.strip()!r}", may_have_succeeded=True
+                f"Cannot tell whether the job was submitted: sbatch {result.how}", may_have_succeeded=True
             )
         raise await self._refusal(result)
 
     async def _refusal(self, result: Result) -> errors.HpkError:
-        text = result.error or f"sbatch ended with exit code {result.code} and said nothing"
+        text = result.error
         if refusals.is_passing(text):
             return errors.SlurmUnavailable(
                 text,
@@ -218,7 +240,7 @@ class Slurm:
         result = await self._runner.run("scontrol", "show", "job", job_id)
         if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
             return parse.field(result.text, name="StdOut")
-        raise errors.SlurmUnavailable(result.error or f"scontrol gave no answer ({result.end})")
+        raise errors.SlurmUnavailable(result.error or f"scontrol {result.how}")
 
     async def accounting(self, ids: Iterable[str]) -> dict[str, model.Job]:
         """What accounting knows of these jobs; empty where the site has none.
@@ -264,7 +286,7 @@ class Slurm:
         result = await self._runner.run("scancel", *options, job_id)
         if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
             return
-        text = result.error or f"scancel gave no answer ({result.end})"
+        text = result.error or f"scancel {result.how}"
         if "denied" in text.lower():
             raise errors.JobRefused(text)
         raise errors.SlurmUnavailable(text, limits_rate=bool(refusals.RATE_LIMIT.search(text)))
@@ -280,7 +302,7 @@ class Slurm:
             return
         result = await self._runner.run("scancel", *wanted)
         if result.end != "exited" or (result.code != 0 and not _is_gone(result.error)):
-            raise errors.SlurmUnavailable(result.error or f"scancel gave no answer ({result.end})")
+            raise errors.SlurmUnavailable(result.error or f"scancel {result.how}")
 
     async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
         """What the gateway's host has: see ``site`` in :mod:`hpk.slurm.gateway` for the keys.
@@ -374,7 +396,7 @@ class Slurm:
         result = await self._runner.run(command, *arguments)
         if result.end == "exited" and result.code == 0:
             return result
-        text = result.error or f"exit code {result.code}"
+        text = result.error or f"it {result.how}"
         if result.end != "exited":
             text = f"no answer in {QUERY_SECONDS:.0f} s" if result.end == "timeout" else f"too much output; {text}"
         raise errors.SlurmUnavailable(

@@ -16,8 +16,9 @@ it asked for.  Either message is ``uint32 length | JSON header | payload``, big-
     answer    {"version": 1, "code": 0, "stdout": bytes, "stderr": bytes, "end": "exited"}
 
 ``end`` is ``exited``; or ``timeout`` or ``overflow``, after which the command's whole process group was
-killed; or ``refused``, when the request was not understood and stderr says why.  A signalled command has a
-negative code.  Three commands are the gateway's own.  ``site``: its stdout is a JSON object of what the host has.
+killed; or ``refused``, when the request was not understood and stderr says why: nothing was run; or ``failed``, when
+the gateway itself met an error, and whether the command did its work is not known.  A signalled command has a negative
+code.  Three commands are the gateway's own.  ``site``: its stdout is a JSON object of what the host has.
 ``tunnel DIRECTORY OPTION...``: has DIRECTORY/tunnel.py, beside this file, serve in the background; its stdout is that
 program's one line.  With ``--hold`` it ends with the gateway.  ``tunnels``: a JSON list, for each that was started its
 exit code, or null while it runs: whoever was killed outright cannot say so himself.
@@ -337,7 +338,7 @@ class Gateway:
             except Refused as error:
                 answer(connection, (1, b"", str(error).encode(), "refused"))
             except Exception as error:  # noqa: BLE001 - the peer learns of it, and others must be served
-                answer(connection, (1, b"", f"{type(error).__name__}: {error}".encode(), "refused"))
+                answer(connection, (1, b"", f"{type(error).__name__}: {error}".encode(), "failed"))
 
     def obey(self, connection: socket.socket, request: "dict[str, Any]", stdin: bytes) -> "Result":
         """Do what the request asks for; return the answer's parts."""

@@ -65,11 +65,12 @@ _PASSING_TEXTS = (
 PASSING = re.compile("|".join(_PASSING_TEXTS), re.IGNORECASE)
 
 PERHAPS_DONE = re.compile(
-    r"Socket timed out|Zero Bytes|receive failure|timed out reading|Connection reset|Unexpected message"
-    r"|delayed socket error",
+    r"Socket timed out|Zero Bytes|receive failure|timed out|Connection reset|Unexpected message"
+    r"|delayed socket error|shutdown failure|Transport endpoint|forced closed by quiesce|closing all communications"
+    r"|credential (?:expired|replayed)|credential is expired|Munge decode failed",
     re.IGNORECASE,
 )
-"""The request went out and no answer came: the job may exist."""
+"""The request went out, and no answer came or none that could be read: the job may exist."""
 
 
 def is_passing(text: str) -> bool:

@@ -43,15 +43,30 @@ async def test_passing_refusals(name: str) -> None:
     talk = fake.Conversation(("sbatch", fake.refusal(fake.OUTAGES[name])))
     with pytest.raises(errors.SlurmUnavailable) as caught:
         await client.Slurm(talk).submit("#!/bin/sh\n", directory=HOME)
-    assert caught.value.may_have_succeeded is (name in {"timed-out", "zero", "delayed"})
+    assert caught.value.may_have_succeeded is (name in {"timed-out", "zero", "delayed", "clock", "quiesce", "closing"})
     assert caught.value.limits_rate is name.startswith("rate")
 
 
 @pytest.mark.parametrize(
-    "result", [client.Result(code=-9, end="timeout"), client.Result(code=0, stdout=b"hello\n"), client.Result(code=0)]
+    "result",
+    [
+        client.Result(code=-9, end="timeout"),
+        client.Result(code=-9, end="overflow"),
+        client.Result(code=1, end="failed", stderr=b"OSError: [Errno 24] Too many open files"),
+        client.Result(code=0, stdout=b"hello\n"),
+        client.Result(code=0),
+        client.Result(code=-15),
+        client.Result(
+            code=-9, stderr=b"sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n"
+        ),
+        client.Result(code=137, stderr=b"/usr/local/bin/sbatch: line 3: 4711 Killed\n"),
+        client.Result(code=143, stderr=b"Terminated\n"),
+        client.Result(code=1),
+        client.Result(code=1, stdout=b"42\n", stderr=b"sbatch: error: the site's own epilogue failed\n"),
+    ],
 )
 async def test_an_unclear_submission_may_have_succeeded(result: client.Result) -> None:
-    """After a timeout, or an answer without an id, the caller must look for the job first."""
+    """Killed, mute, or with an answer that is none: whoever asked must look for the job first, and nothing is final."""
     with pytest.raises(errors.SlurmUnavailable) as caught:
         await client.Slurm(fake.Conversation(("sbatch", result))).submit("#!/bin/sh\n", directory=HOME)
     assert caught.value.may_have_succeeded
@@ -75,6 +90,8 @@ async def test_jobs_are_one_question() -> None:
         fake.refusal("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"),
         client.Result(code=-9, end="timeout"),
         client.Result(code=-9, end="overflow"),
+        client.Result(code=-15),
+        client.Result(code=143, stdout=fake.squeue().encode()),
         errors.SlurmUnavailable("no gateway"),
     ],
 )
@@ -113,6 +130,9 @@ async def test_cancel_fails_truly() -> None:
     away = fake.Conversation(("scancel", fake.refusal("scancel: error: Unable to contact slurm controller\n")))
     with pytest.raises(errors.SlurmUnavailable):
         await client.Slurm(away).cancel("9")
+    killed = fake.Conversation(("scancel", client.Result(code=-15)))
+    with pytest.raises(errors.SlurmUnavailable, match="scancel was killed by signal 15"):
+        await client.Slurm(killed).cancel("9")
     denied = fake.Conversation(("scancel", fake.refusal("scancel: error: Kill job error: Access/permission denied\n")))
     with pytest.raises(errors.JobRefused):
         await client.Slurm(denied).cancel("9")
