@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 Answer = TypeVar("Answer")
 
+PREPARATIONS_AT_ONCE = 64
+"""Pods whose plans, secrets included, are in memory: enough that sbatch never waits for one."""
 SUBMISSIONS_AT_ONCE = 8
 """Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
 AGENT_CERTIFICATE_DAYS = 3650
@@ -145,7 +147,7 @@ async def _start(
     stack.push_async_callback(made.link.stop)
     made.agents.line = made.link
     jobdir.make_directory(settings.directory.endpoint_directory)
-    jobdir.write_json(settings.directory.endpoint, {"host": control_plane.api_address, "port": port})
+    jobdir.write_json(settings.directory.endpoint, {"host": control_plane.api_address, "port": port}, is_durable=False)
     running: Mapping[str, Callable[[], Awaitable[object]]] = {
         **made.services(),
         "lease": lease.LeaseController(lease_kube, settings.node_name).run,
@@ -244,6 +246,7 @@ class Kubelet:
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
         LOG.info("Pods' network", mode=network, has_subordinate_ids=not self._has_one_id)
+        self._allocator = submit.JobPerPod(cluster.slurm, self._poller, state=state, on_change=self.pods.mark)
         self.pods.serve(
             services.Services(
                 find=self.pods.informer.objects.get,
@@ -251,11 +254,12 @@ class Kubelet:
                 beside=self.pods.beside,
                 cluster=cluster.for_pods,
                 preparer=self._make_preparer(settings, control_plane, kube=kube, network=network, launcher=launcher),
-                allocator=submit.JobPerPod(cluster.slurm, self._poller, state=state, on_change=self.pods.mark),
+                allocator=self._allocator,
                 agents=self.agents,
                 reporter=self._reporter,
                 recorder=self.recorder,
                 state=state,
+                preparations=asyncio.Semaphore(PREPARATIONS_AT_ONCE),
                 submissions=asyncio.Semaphore(SUBMISSIONS_AT_ONCE),
                 gate=self._gate,
             )
@@ -273,6 +277,7 @@ class Kubelet:
             "garbage collection of images": self._image_fs.collect,
             "kubelet's API": self._server.run,
             "pods": self.pods.run,
+            "jobs of no pod": self._sweep,
         }
 
     def _runtime_handlers(self) -> dict[str, str] | None:
@@ -280,6 +285,11 @@ class Kubelet:
         if not self._runtime_classes.synced.is_set():
             return None
         return {raw["metadata"]["name"]: raw["handler"] for raw in self._runtime_classes.objects.values()}
+
+    async def _sweep(self) -> None:
+        """End jobs that are no pod's, once it is known which pods there are."""
+        await self.pods.informer.synced.wait()
+        await self._allocator.sweep(self.pods)
 
     def _make_link(self, control_plane: plane.ControlPlane) -> link_server.LinkServer:
         certificate = control_plane.link.issue(LINK_SERVER_NAME, dns_names=(LINK_SERVER_NAME,), is_server=True)

@@ -9,8 +9,10 @@ all; one of how those fare, where some that fail at once do; one of all pods tha
                              ▲                                   │
                              └───────────── trouble ─────────────┘
 
-Nothing is lost in a closed lane: its pods stay Pending, and are woken when it opens, or the one that tried has failed.
-A lane that is new or had trouble lately takes one sbatch at a time, so that of fifty pods only one learns of it.
+Nothing is lost in a closed lane: its pods stay Pending, in the order in which they came.  As many are woken as can
+go: the first when the pause is over, one for each job that ends where a limit holds them, and when a limit has passed
+one, then two, then four.  A lane that is new or had trouble lately takes one sbatch at a time, so that of fifty pods
+only one learns of it.
 """
 
 from __future__ import annotations
@@ -81,6 +83,9 @@ class _Lane:
     prober: str | None = None
     probes_until: float = 0.0
     held: dict[str, None] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    """Those for each of whom a place has become free, while the lane stays closed to the others."""
+    next_wakes: int = 1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -109,7 +114,7 @@ class Gate:
     """All lanes.
 
     Attributes:
-        on_open: Called with the UID of each pod that was held, when it may try again or the one that tried has failed.
+        on_open: Called with the UID of a pod that was held, when it may try again or has become the first in line.
     """
 
     def __init__(
@@ -131,13 +136,16 @@ class Gate:
         """
         now = self._clock()
         closed = [lane for key in wanted if (lane := self._lanes.get(key)) and self._is_closed(lane, now)]
+        closed = [lane for lane in closed if uid not in lane.called]
         for lane in closed:
             until = lane.closed_until
             if until <= now and lane.prober not in (None, uid):
                 until = lane.probes_until
             if until > now:
-                lane.held[uid] = None
-                raise Held(lane.text, seconds=until - now)
+                lane.held.setdefault(uid)
+                is_first = next(iter(lane.held)) == uid
+                # Who is behind is woken when it can go; to look again is only for the case that nobody is left to wake.
+                raise Held(lane.text, seconds=until - now + (0.0 if is_first else PROBE_SECONDS))
         for lane in closed:
             lane.held.pop(uid, None)
             if lane.prober != uid:
@@ -147,6 +155,7 @@ class Gate:
     def _is_closed(self, lane: _Lane, now: float) -> bool:
         if lane.kind == "failed" and lane.prober is not None and lane.probes_until <= now and lane.opened_at is None:
             lane.opened_at = now  # the one that went ahead lives: the others may go
+            self._wake(lane, len(lane.held))
         return bool(lane.failures) and lane.opened_at is None
 
     def denial(self, wanted: Sequence[Key]) -> str | None:
@@ -177,16 +186,31 @@ class Gate:
             except errors.SlurmUnavailable as error:
                 self._close(wanted, "limits", str(error), count=RATE_LIMIT_FACTOR if error.limits_rate else 1)
                 raise
-            self._open(wanted)
+            self._open(uid, wanted)
 
     def leave(self, uid: str, wanted: Sequence[Key]) -> None:
         """The pod tries no more for now: where it went ahead, let another."""
         for key in wanted:
-            lane = self._lanes.get(key)
-            if lane is not None and lane.prober == uid and lane.kind != "failed":
-                lane.prober = None
-                if lane.closed_until <= self._clock():
-                    self._wake_one(lane)
+            if (lane := self._lanes.get(key)) is not None:
+                self._pass_on(uid, lane)
+
+    def forget(self, uid: str) -> None:
+        """The pod is done with: it is held no more, and what it was called for is another's."""
+        for lane in self._lanes.values():
+            was_first = next(iter(lane.held), None) == uid
+            lane.held.pop(uid, None)
+            self._pass_on(uid, lane)
+            if was_first and lane.failures:
+                self._call_first(lane)
+
+    def _pass_on(self, uid: str, lane: _Lane) -> None:
+        if lane.prober == uid and lane.kind != "failed":
+            lane.prober = None
+            if lane.closed_until <= self._clock():
+                self._call_first(lane)
+        if uid in lane.called:
+            lane.called.discard(uid)
+            self._give_place(lane)
 
     def failed_at_once(self, wanted: Sequence[Key], text: str) -> None:
         """A pod ran, and failed at once; of several that did so together the first counts."""
@@ -200,16 +224,20 @@ class Gate:
 
     def job_ended(self) -> None:
         """A job has ended: where a limit holds pods, one may try now."""
-        now = self._clock()
         for lane in self._lanes.values():
-            if lane.kind == "limits" and lane.failures and lane.held:
-                lane.closed_until = min(lane.closed_until, now)
-                self._wake_one(lane)
+            if lane.kind == "limits" and lane.failures:
+                self._give_place(lane)
+
+    def _give_place(self, lane: _Lane) -> None:
+        if uid := next(iter(lane.held), None):
+            del lane.held[uid]
+            lane.called.add(uid)
+            self.on_open(uid)
 
     def _lane(self, key: Key) -> _Lane:
         if key not in self._lanes:
             if len(self._lanes) >= MOST_LANES:
-                idle = [k for k, lane in self._lanes.items() if not lane.held and not lane.lock.locked()]
+                idle = [k for k, lane in self._lanes.items() if not (lane.held or lane.called or lane.lock.locked())]
                 for old in idle[: MOST_LANES // 2]:
                     del self._lanes[old]
             self._lanes[key] = _Lane(kind=key[0])
@@ -232,25 +260,33 @@ class Gate:
             was_tried = lane.prober is not None
             lane.closed_until, lane.careful_until = now + pause, now + pause + CAREFUL_SECONDS
             lane.text, lane.prober, lane.opened_at = text, None, None
-            if was_tried:  # the others would wait for as long as it might have taken
-                self._tell_all(lane)
+            lane.next_wakes = 1
+            lane.called.clear()
+            if was_tried:  # the next one would wait for as long as it might have taken
+                self._call_first(lane)
 
-    def _open(self, wanted: Sequence[Key]) -> None:
+    def _open(self, uid: str, wanted: Sequence[Key]) -> None:
         now = self._clock()
         for lane in (self._lane(key) for key in wanted):
             if lane.careful_until == float("inf"):
                 lane.careful_until = now
             if lane.kind == "failed":
                 continue  # how it fares is not known yet
+            if uid in lane.called:
+                lane.called.discard(uid)
+                continue  # the place was free, and is taken: for the others nothing has changed
             lane.failures, lane.closed_until, lane.prober = 0, 0.0, None
-            self._tell_all(lane)
+            count = len(lane.held) if lane.kind == "refused" else lane.next_wakes
+            lane.next_wakes *= 2
+            self._wake(lane, count)
 
-    def _tell_all(self, lane: _Lane) -> None:
-        """Have all that are held look again; who must still wait is held anew."""
-        held, lane.held = lane.held, {}
-        for uid in held:
+    def _wake(self, lane: _Lane, count: int) -> None:
+        """Have so many of those that are held look again; who must still wait is held anew."""
+        for uid in list(lane.held)[:count]:
+            lane.held.pop(uid, None)
             self.on_open(uid)
 
-    def _wake_one(self, lane: _Lane) -> None:
+    def _call_first(self, lane: _Lane) -> None:
+        """Have the first in line look when it can go; it keeps its place."""
         if lane.held:
             self.on_open(next(iter(lane.held)))

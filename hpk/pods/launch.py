@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -18,10 +18,14 @@ from hpk.kube import v1
 from hpk.pods import admit, fit, gate, prepare, submit, tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
     from hpk import records
+    from hpk.images import image
     from hpk.pods import model, services
 
 LOG = structlog.get_logger(__name__)
+Made = TypeVar("Made")
 
 SUBMIT_PAUSE_SECONDS = 5.0
 LOST_ANSWER_PAUSE_SECONDS = 15.0
@@ -62,28 +66,34 @@ class Launch:
     async def adopt(self) -> None:
         """Find what an earlier kubelet, or an sbatch whose answer was lost, has left.
 
+        That it has looked is the last thing that becomes true: after any error the next round looks again.
+
         Raises:
             errors.SlurmUnavailable: Slurm does not say.
             errors.Retryable: The file system does not say.
         """
         if not await asyncio.to_thread(_is_there, self._directory.root):
-            self.has_looked = True
             raw = self._s.find(self.uid)
             if raw is not None and (raw.get("status") or {}).get("phase") == "Running":
                 # It ran, and was deleted since: a control plane whose node died may have forgotten that.
                 self.fail(v1.pod(raw), "Lost", "The pod has run, and its directory is gone; it is not run again")
-            return
-        found = await self._s.allocator.find(self.uid)
+        elif (found := await self._s.allocator.find(self.uid)) is not None:
+            plan = await self._read_plan()
+            await self._s.agents.read(self.uid)
+            self.images = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]} if plan else {}
+            if plan:
+                self._s.preparer.keep(plan)
+                self.tokens.know(plan)
+            self.is_adopted, self.allocation = True, found
         self.has_looked = True
-        if found is None:
-            return
-        plan: records.PodPlan | None = await asyncio.to_thread(jobdir.read_json, self._directory.plan)
-        if plan is not None:
-            self.images = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
-            self.tokens.know(plan)
-        await self._s.agents.read(self.uid)
-        self.is_adopted = True
-        self.allocation = found
+
+    async def _read_plan(self) -> records.PodPlan | None:
+        """Return the plan that the job was submitted with, or None if it was lost."""
+        try:
+            plan: records.PodPlan | None = await asyncio.to_thread(jobdir.read_json, self._directory.plan)
+        except OSError as error:
+            raise errors.Retryable(f"Cannot read the pod's plan {self._directory.plan}: {error.strerror}") from error
+        return plan
 
     async def attempt(self, pod: v1.Pod, *, started_at: datetime) -> float | None:
         """Submit the pod's job, or say why not; the seconds until it should be tried again."""
@@ -141,41 +151,53 @@ class Launch:
         self.lanes = gate.keys(pod, cluster.flags)
         self._s.gate.check(self.uid, self.lanes)
         try:
-            # Not among the few that submit at once: a large image takes minutes, and other pods do not wait for it.
-            ready = await self._prepare(pod, cluster, started_at)
-            if ready is not None:
-                self.images, self.waiting = ready.images, {}
-                await self._submit(pod, ready)
+            # Beside all others, for it may take minutes and holds nothing; what follows is done for few at a time.
+            pulled = await self._while_wanted(
+                pod, started_at, self._s.preparer.pull(pod, cluster=cluster, attempts=self._attempts), "pull images for"
+            )
+            if pulled is not None:
+                async with self._s.preparations:
+                    await self._go_on(pod, started_at, cluster, pulled)
         finally:
             self._s.gate.leave(self.uid, self.lanes)
 
-    async def _prepare(self, pod: v1.Pod, cluster: admit.Cluster, started_at: datetime) -> prepare.Ready | None:
-        """Make the pod ready; given up, with None, as soon as nobody waits for it any more."""
+    async def _go_on(
+        self, pod: v1.Pod, started_at: datetime, cluster: admit.Cluster, pulled: Mapping[str, image.Image]
+    ) -> None:
+        """Make the pod ready and submit it, unless another has met trouble while this one waited."""
+        self._s.gate.check(self.uid, self.lanes)
+        preparing = self._s.preparer.prepare(pod, cluster=cluster, started_at=started_at, pulled=pulled)
+        ready = await self._while_wanted(pod, started_at, preparing, "prepare")
+        if ready is not None:
+            self.images, self.waiting = ready.images, {}
+            await self._submit(pod, ready)
+
+    async def _while_wanted(
+        self, pod: v1.Pod, started_at: datetime, work: Coroutine[Any, Any, Made], what: str
+    ) -> Made | None:
+        """Return what the work makes; given up, with None, as soon as nobody waits for it any more."""
         changed, stop = self._s.listen(self.uid)
-        preparing = asyncio.create_task(
-            self._s.preparer.prepare(pod, cluster=cluster, started_at=started_at, attempts=self._attempts),
-            name=f"prepare pod {pod.where}",
-        )
+        working = asyncio.create_task(work, name=f"{what} pod {pod.where}")
         try:
-            while self._is_wanted() and not preparing.done() and (left := time_left(pod, started_at)) != 0:
+            while self._is_wanted() and not working.done() and (left := time_left(pod, started_at)) != 0:
                 changed.clear()
                 hearing = asyncio.create_task(changed.wait())
-                await asyncio.wait({preparing, hearing}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({working, hearing}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 hearing.cancel()
-            return preparing.result() if preparing.done() else None
+            return working.result() if working.done() else None
         finally:
             stop()
-            preparing.cancel()
-            await asyncio.gather(preparing, return_exceptions=True)
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
     async def _submit(self, pod: v1.Pod, ready: prepare.Ready) -> None:
-        async with self._s.submissions:
+        async with self._s.gate.turn(self.uid, self.lanes), self._s.submissions:
             if not self._is_wanted():
                 return  # it was deleted meanwhile; the round that this causes does the rest
+            self._s.gate.check(self.uid, self.lanes)  # another's sbatch may have met trouble meanwhile
             await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
-            async with self._s.gate.turn(self.uid, self.lanes):
-                self.has_looked = False  # from here on a job may exist: whatever happens, look before submitting
-                allocation = await self._s.allocator.allocate(self.uid, script=ready.script)
+            self.has_looked = False  # from here on a job may exist: whatever happens, look before submitting
+            allocation = await self._s.allocator.allocate(self.uid, script=ready.script)
         self.has_looked = True
         self.tokens.know(ready.work.plan)
         self.allocation = allocation

@@ -1,7 +1,8 @@
 """Everything that a pod needs before its job is submitted, so that no compute time is spent on waiting.
 
-Images are converted, ConfigMaps, Secrets and tokens fetched, and a certificate for the pod's agent issued, all
-at once.  What is missing is said per container in the kubelet's words, and tried again.
+First images are converted, for as many pods at a time as there are; then ConfigMaps, Secrets and tokens are fetched
+and a certificate for the pod's agent issued, for few.  What is missing is said per container in the kubelet's words,
+and tried again.
 """
 
 from __future__ import annotations
@@ -104,26 +105,39 @@ class Preparer:
         self._addresses = addresses
         self._shared = sources.SharedConfigMaps()
 
-    async def prepare(self, pod: v1.Pod, *, cluster: admit.Cluster, started_at: datetime, attempts: Attempts) -> Ready:
-        """The pod's two files and its job.
+    async def pull(self, pod: v1.Pod, *, cluster: admit.Cluster, attempts: Attempts) -> dict[str, images.Image]:
+        """Return the images of all of the pod's containers, by their names; may take minutes.
+
+        Raises:
+            NotReady: One is missing, or the pod's runtime class; it has been told in events.
+            errors.PodRefused: A pull secret is none.
+            errors.ApiUnavailable: The API server is away.
+        """
+        if (trouble := runtime.trouble(pod, cluster)) is not None:
+            self._recorder.tell(pod, "Warning", "FailedCreatePodSandBox", trouble)
+            raise NotReady({}, seconds=RUNTIME_PAUSE_SECONDS)
+        credentials = None
+        if pod.spec.image_pull_secrets:
+            secrets = await self._fetch(_only(pod))
+            credentials = _credentials(pod, secrets)
+        return await self._pull(pod, attempts, credentials)
+
+    def keep(self, plan: records.PodPlan) -> None:
+        """Leave to a pod what an earlier kubelet promised it in its plan."""
+        if address := plan.get("address"):
+            self._addresses.keep(plan["uid"], address["ip"])
+
+    async def prepare(
+        self, pod: v1.Pod, *, cluster: admit.Cluster, started_at: datetime, pulled: Mapping[str, images.Image]
+    ) -> Ready:
+        """Return the pod's two files and its job.
 
         Raises:
             NotReady: Something is missing; it has been told in events.
             errors.PodRefused: The pod cannot be honoured at all.
             errors.ApiUnavailable: The API server is away.
         """
-        if (trouble := runtime.trouble(pod, cluster)) is not None:
-            self._recorder.tell(pod, "Warning", "FailedCreatePodSandBox", trouble)
-            raise NotReady({}, seconds=RUNTIME_PAUSE_SECONDS)
-        fetching = asyncio.ensure_future(self._fetch(pod))
-        try:
-            # Pull secrets must be there before the images are; otherwise the two need not wait for each other.
-            credentials = _credentials(pod, await fetching) if pod.spec.image_pull_secrets else None
-            pulled = await self._pull(pod, attempts, credentials)
-            found = await fetching
-        finally:
-            fetching.cancel()
-            await asyncio.gather(fetching, return_exceptions=True)
+        found = await self._fetch(pod)
         ingredients = translate.Ingredients(
             images=pulled,
             sources=found,
@@ -147,7 +161,7 @@ class Preparer:
             errors.PodRefused: The container cannot be honoured at all.
             errors.ApiUnavailable: The API server is away.
         """
-        alone = _alone(pod, container)
+        alone = _only(pod, container)
         fetched = await self._fetch(alone)
         credentials = _credentials(alone, fetched) if alone.spec.image_pull_secrets else None
         pulled = await self._pull(alone, attempts, credentials)
@@ -269,10 +283,10 @@ class Preparer:
         return min(shortest, SHOW_ERROR_SECONDS) if attempts.fresh & names else shortest
 
 
-def _alone(pod: v1.Pod, container: v1.EphemeralContainer) -> v1.Pod:
-    """The pod as if this container were all of it: what the others and the volumes need is not fetched again."""
+def _only(pod: v1.Pod, *containers: v1.Container) -> v1.Pod:
+    """Return the pod as if these containers were all of it: what others and the volumes need is not fetched."""
     spec = msgspec.structs.replace(
-        pod.spec, containers=[container], init_containers=[], ephemeral_containers=[], volumes=[]
+        pod.spec, containers=list(containers), init_containers=[], ephemeral_containers=[], volumes=[]
     )
     return msgspec.structs.replace(pod, spec=spec)
 

@@ -21,6 +21,8 @@ class Services:
         find: The informer's copy of the pod with this UID.
         listen: An event that is set at each change of a pod, and the way to stop listening.
         beside: Has something done for a pod that its rounds do not wait for; a round follows its end.
+        preparations: For the pods whose plans are in memory.
+        submissions: For the pods that call sbatch.
     """
 
     find: Callable[[str], dict[str, Any] | None]
@@ -33,5 +35,6 @@ class Services:
     reporter: report.Reporter
     recorder: events.Recorder
     state: jobdir.State
+    preparations: asyncio.Semaphore
     submissions: asyncio.Semaphore
     gate: gate.Gate

@@ -2,8 +2,12 @@
 
 Adopt before submitting.  A pod's directory is made once; when it is there already, from before a restart or
 from an sbatch whose answer never came, the agent's claim tells its job; without one, Slurm is asked for a job
-with the pod's UID (in its comment or name, or, whatever the user's flags made of those, in its working
-directory) before another is submitted.  Should there be two all the same, the claim lets one of them run.
+that works in the pod's directory before another is submitted.  Should there be two all the same, the claim lets one
+of them run, and `strays` finds the other.
+
+A job is the pod's by its working directory, which the pod's flags cannot set, and never by its number alone: a
+slurmctld that was set up anew counts from 1 again.  Comments and names are for people: whoever writes a pod's flags
+may put another pod's UID there.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from hpk import errors, jobdir
-from hpk.pods import model
+from hpk.pods import model, strays
 from hpk.slurm import model as slurm_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hpk import records
     from hpk.slurm import client, poller
@@ -53,41 +57,62 @@ class JobPerPod:
     ) -> None:
         self._slurm, self._jobs, self._state, self._on_change = slurm, jobs, state, on_change
         self._stops: dict[str, Callable[[], None]] = {}
+        self._followed: dict[str, model.Allocation] = {}
+        self._submitted: set[str] = set()
 
     async def find(self, uid: str) -> model.Allocation | None:
-        """The pod's job, from its directory, else from Slurm; errors.SlurmUnavailable if Slurm does not say."""
-        directory = self._state.pod(uid)
-        claimant = await self.claimant(uid)
-        submission: records.Submission | None = await asyncio.to_thread(jobdir.read_json, directory.submission)
-        job_id = claimant.job_id if claimant else submission["job_id"] if submission else None
-        if job_id is not None:
-            if self._jobs.snapshot is None:
-                await self._jobs.fresh()  # the job of this number must be seen before anything is done to it
-        else:
-            snapshot = await self._jobs.fresh()
-            job_id = max((job.id for job in snapshot.jobs.values() if _carries(job, uid)), key=int, default=None)
+        """Return the pod's job by what its directory and Slurm say, or None if it has none.
+
+        Raises:
+            errors.SlurmUnavailable: Slurm does not say.
+            errors.Retryable: The file system does not say.
+        """
+        claimed, recorded = await self._claimed(uid), await self._recorded(uid)
+        snapshot = self._jobs.snapshot
+        if snapshot is None or not (claimed or recorded):
+            snapshot = await self._jobs.fresh()  # nothing is done to a number before its job has been seen
+        job_id = chosen(snapshot.jobs.values(), uid=uid, claimed=claimed, recorded=recorded)
         if job_id is None:
             return None
-        if submission is None or submission["job_id"] != job_id:
+        if recorded != job_id:
             LOG.info("Adopted a job", uid=uid, job=job_id)
             await self._record(uid, job_id, submitted_at=0.0)
         return model.Allocation(job_id=job_id, uid=uid)
 
     async def claimant(self, uid: str) -> model.Allocation | None:
-        """By the claim that the agent makes before anything runs: slurmctld forgets jobs (MinJobAge), it stays."""
-        try:
-            job_id = await asyncio.to_thread(Path(self._state.pod(uid).claim).read_text)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise errors.Retryable(f"Cannot tell whether the pod has run: {error}") from error
+        """Return the job by the claim that the agent makes before anything runs; None without a claim, or a name in it.
+
+        slurmctld forgets jobs (MinJobAge); the claim stays.
+
+        Raises:
+            errors.Retryable: The file system does not say.
+        """
+        job_id = await self._claimed(uid)
         return model.Allocation(job_id=job_id, uid=uid) if job_id else None
+
+    async def _claimed(self, uid: str) -> str:
+        try:
+            text = await asyncio.to_thread(Path(self._state.pod(uid).claim).read_bytes)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise errors.Retryable(f"Cannot tell whether the pod has run: {error}") from error
+        return text.decode() if text.isdigit() else ""  # torn: it tells that there was a job, and not which
+
+    async def _recorded(self, uid: str) -> str:
+        try:
+            submission = await asyncio.to_thread(jobdir.read_json, self._state.pod(uid).submission)
+        except OSError as error:
+            raise errors.Retryable(f"Cannot tell whether the pod was submitted: {error}") from error
+        job_id = submission.get("job_id") if submission else None
+        return job_id if isinstance(job_id, str) and job_id.isdigit() else ""
 
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
         """Submit the pod's job; at most once: see `find` for what a lost answer leads to."""
         directory = self._state.pod(uid)
         began_at = time.time()
         job_id = await self._slurm.submit(script, directory=Path(directory.root))
+        self._submitted.add(job_id)
         await self._record(uid, job_id, submitted_at=began_at)
         return model.Allocation(job_id=job_id, uid=uid)
 
@@ -101,18 +126,27 @@ class JobPerPod:
             LOG.warning("Cannot note a pod's job", uid=uid, job=job_id, path=path, error=str(error))
 
     async def release(self, allocation: model.Allocation, *, only_queued: bool = False) -> None:
-        """Cancel the job, queued or running, or only if it is queued still; never another pod's.
+        """Cancel the job, queued or running, or only if it is queued still; never another's of the same number.
 
-        A Slurm that was set up anew counts from 1 again.  But an answer from before the submission may name the last
-        job of that number, which is none of our concern; of such a one there is no sighting.
+        Raises:
+            errors.SlurmUnavailable: Not now, or Slurm does not say whose the number is.
         """
-        sighting = self._sighting(allocation)
-        if allocation.is_own and not (sighting and sighting.is_anothers):
+        if allocation.is_own and await self._has_number(allocation):
             await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
             self.hurry()
 
+    async def _has_number(self, allocation: model.Allocation) -> bool:
+        """Return whether the job of this number is the allocation's: sbatch or the newest snapshot says so."""
+        sighting = self._sighting(allocation)
+        if sighting is None and allocation.job_id in self._submitted:
+            return True  # a snapshot from before the submission may name the last job of the number
+        if sighting is None:
+            await self._jobs.fresh()
+            sighting = self._sighting(allocation)
+        return sighting is not None and sighting.job is not None
+
     async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
-        """As sacct has it."""
+        """Return what sacct says of a job that is over."""
         found = (await self._slurm.accounting([allocation.job_id])).get(allocation.job_id)
         return state_of(found) if found is not None and found.state.is_over and _is_of(found, allocation) else None
 
@@ -130,18 +164,47 @@ class JobPerPod:
 
     def watch(self, uid: str, allocation: model.Allocation) -> None:
         """Mark the pod at each change of its job, and ask once soon: a job may wait, and its owner wants to know."""
-        self.forget(allocation)
+        self._stop_watching(allocation)
+        self._followed[uid] = allocation
         self._stops[allocation.job_id] = self._jobs.watch(allocation.job_id, lambda: self._on_change(uid))
         self._jobs.ask_soon(after_seconds=FIRST_LOOK_SECONDS)
 
     def forget(self, allocation: model.Allocation) -> None:
         """Follow the job no longer."""
+        if self._followed.get(allocation.uid) == allocation:
+            del self._followed[allocation.uid]
+        self._submitted.discard(allocation.job_id)
+        self._stop_watching(allocation)
+
+    def _stop_watching(self, allocation: model.Allocation) -> None:
         if stop := self._stops.pop(allocation.job_id, None):
             stop()
 
     def hurry(self, *, after_seconds: float = 0.0) -> None:
         """Have the poller ask soon, or in this time."""
         self._jobs.ask_soon(after_seconds=after_seconds)
+
+    async def sweep(self, pods: strays.Pods) -> None:
+        """Cancel what lost answers have left in the queue, after each of Slurm's answers, until cancelled.
+
+        Args:
+            pods: All pods of the node; they must have been listed once.
+        """
+        seen = None
+        while True:
+            seen = await self._jobs.newer(seen)
+            for stray in list(strays.find(seen.jobs.values(), state=self._state, followed=self._followed, pods=pods)):
+                await self._end_stray(stray)
+
+    async def _end_stray(self, stray: strays.Stray) -> None:
+        if stray.has_directory:
+            self._on_change(stray.uid)  # the pod was deleted while no kubelet ran: its worker ends the job in order
+            return
+        LOG.warning("Cancelling a job that is no pod's", uid=stray.uid, job=stray.job_id, why=stray.why)
+        try:
+            await self._slurm.cancel(stray.job_id, only_pending=True)
+        except errors.HpkError as error:
+            LOG.warning("Cannot cancel it, will try again", job=stray.job_id, error=str(error))
 
 
 def state_of(job: slurm_model.Job) -> model.AllocationState:
@@ -162,23 +225,41 @@ def _phase(state: slurm_model.JobState) -> model.Phase:
 
 
 def _is_of(job: slurm_model.Job, allocation: model.Allocation) -> bool:
-    """Whether a job of the allocation's number is the allocation's; of one without a pod nothing more is known."""
-    return not allocation.uid or _carries(job, allocation.uid)
+    """Return whether a job of the allocation's number is the allocation's; of one without a pod no more is known."""
+    return not allocation.uid or strays.carries(job, allocation.uid)
 
 
-def _carries(job: slurm_model.Job, uid: str) -> bool:
-    return uid in (job.comment, job.name) or f"/pods/{uid}" in job.work_directory
+def chosen(jobs: Iterable[slurm_model.Job], *, uid: str, claimed: str = "", recorded: str = "") -> str | None:
+    """Return the number of the pod's job, or None if it has none.
+
+    The claim's counts before all, because that job runs the pod or has run it.  Of several jobs in the pod's directory
+    that counts which has started, and would claim it; then the recorded one; then the newest.  If Slurm has none, it
+    has forgotten the recorded one.
+
+    Args:
+        jobs: All that Slurm knows.
+        uid: The pod's.
+        claimed: The number in the claim, or nothing.
+        recorded: The number in job.json, or nothing.
+    """
+    if claimed:
+        return claimed
+    mine = [job for job in jobs if strays.carries(job, uid)]
+    if not mine:
+        return recorded or None
+    return min(mine, key=lambda job: (job.state.is_over, job.state.is_queued, job.id != recorded, -int(job.id))).id
 
 
 def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) -> None:
-    """Write what the job needs.  From then on the directory says that a job may exist.
+    """Write what the job needs.  From then on the directory says that a job may exist, after a power cut too.
 
     Raises:
         errors.Retryable: The file system refused.
     """
     try:
         jobdir.make_directory(directory.logs)
+        jobdir.sync_directory(str(Path(directory.root).parent))
+        jobdir.write_bytes(directory.script, script.encode(), is_durable=False)  # sbatch has it already; for people
         jobdir.write_json(directory.plan, work.plan)
-        jobdir.write_bytes(directory.script, script.encode())
     except OSError as error:
         raise errors.Retryable(f"Cannot write the pod's directory {directory.root}: {error}") from error

@@ -90,6 +90,15 @@ class Pods:
         finally:
             self.mark(uid)
 
+    def is_known(self, uid: str) -> bool:
+        """Return whether the API server has the pod, or a worker looks after it."""
+        return uid in self.informer.objects or uid in self._workers
+
+    def is_over(self, uid: str) -> bool:
+        """Return whether the pod's phase is final."""
+        raw = self.informer.objects.get(uid)
+        return raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL
+
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -121,6 +130,7 @@ class Pods:
             one = self._workers[uid] = worker.Worker(uid, self._services)
         seconds = await one.sync()
         if one.is_done:
+            self._services.gate.forget(uid)
             self._workers.pop(uid, None)
             self.queue.forget(uid)
             return None

@@ -176,6 +176,13 @@ class Poller:
         assert self.snapshot is not None
         return self.snapshot
 
+    async def newer(self, seen: Snapshot | None) -> Snapshot:
+        """Return the newest answer as soon as there is another one than ``seen``; asks for none."""
+        async with self._answered:
+            await self._answered.wait_for(lambda: self.snapshot is not None and self.snapshot is not seen)
+            assert self.snapshot is not None
+            return self.snapshot
+
     async def _until_due(self) -> None:
         while (pause := max(self._due_at, self._not_before) - self._clock()) > 0:
             self._wake.clear()

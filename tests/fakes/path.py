@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
 from hpk import errors, jobdir
+from hpk.kube import v1
 from hpk.pods import admit, agents, correlate, events, gate, model, prepare, report, services, watch
 from tests.fakes import kube
 
@@ -36,6 +37,8 @@ class FakeAllocator:
         self.claims: dict[str, str] = {}
         self.looked: list[str] = []
         self.refusals: list[errors.HpkError] = []
+        self.limit: int | None = None
+        self.refused = 0
         self._watches: dict[str, Callable[[], None]] = {}
         self.on_change: Callable[[str], None] = lambda _uid: None
 
@@ -50,6 +53,9 @@ class FakeAllocator:
         assert script
         if self.refusals:
             raise self.refusals.pop(0)
+        if self.limit is not None and sum(not job.is_over for job in self.jobs.values()) >= self.limit:
+            self.refused += 1
+            raise errors.SlurmUnavailable("AssocMaxSubmitJobLimit")
         self.submitted.append(uid)
         job_id = str(100 + len(self.submitted))
         self.jobs[job_id] = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING", reason="Priority")
@@ -88,6 +94,8 @@ class FakePreparer:
     def __init__(self) -> None:
         self.errors: list[errors.HpkError] = []
         self.asked = 0
+        self.prepared: list[str] = []
+        self.most_at_once = self._at_once = 0
         self.asked_for: list[str] = []
         self.held: dict[str, asyncio.Event] = {}
         self.volumes: list[Any] = []
@@ -101,12 +109,23 @@ class FakePreparer:
             raise made
         return made
 
-    async def prepare(self, pod: Any, **_: Any) -> prepare.Ready:
+    async def pull(self, pod: Any, **_: Any) -> dict[str, Any]:
         self.asked += 1
         if held := self.held.get(pod.metadata.name):
             await held.wait()
         if self.errors:
             raise self.errors.pop(0)
+        return {}
+
+    def keep(self, plan: Any) -> None:
+        assert plan
+
+    async def prepare(self, pod: Any, **_: Any) -> prepare.Ready:
+        self.prepared.append(pod.metadata.name)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        await asyncio.sleep(0)
+        self._at_once -= 1
         plan: Any = {"containers": [], "uid": pod.metadata.uid, "volumes": self.volumes}
         return prepare.Ready(work=model.Work(plan=plan, job=None), script="#!/bin/sh\n", images={})  # type: ignore[arg-type]
 
@@ -182,6 +201,7 @@ class World:
                 reporter=report.Reporter(api),
                 recorder=self.recorder,
                 state=self.state,
+                preparations=asyncio.Semaphore(4),
                 submissions=asyncio.Semaphore(1),
                 gate=self.gate,
             )
@@ -217,6 +237,10 @@ class World:
     async def delete(self, name: str = "p", *, grace: int = 30) -> None:
         """As kubectl delete does."""
         await self.api.delete(f"{PODS}/{name}", body={"gracePeriodSeconds": grace})
+
+    def pod(self, name: str = "p") -> v1.Pod:
+        """The pod, as the kubelet reads it."""
+        return v1.pod(self.api.peek(f"{PODS}/{name}"))
 
     def status(self, name: str = "p") -> dict[str, Any]:
         """The pod's status, as the API server has it."""

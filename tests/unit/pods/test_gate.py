@@ -67,8 +67,60 @@ async def test_of_fifty_replicas_that_sbatch_refuses_one_asks(world: World) -> N
     answers = await asyncio.gather(*(world.submit(f"p{n}", ALIKE, REFUSED) for n in range(50)))
     assert (world.calls, answers.count("refused"), answers.count("held")) == (1, 1, 49)
     with pytest.raises(gate.Held, match="Invalid account") as caught:
-        world.gate.check("p7", ALIKE)
+        world.gate.check("p1", ALIKE)
     assert caught.value.seconds == gate.PAUSES["refused"].first_seconds
+
+
+async def test_only_the_first_in_line_comes_back_when_the_pause_is_over(world: World) -> None:
+    """The others are woken in their turn; by themselves they look much later, for the case that nobody is left."""
+    await asyncio.gather(*(world.submit(f"p{n}", NOBODYS, LIMIT) for n in range(50)))
+    pauses = {}
+    for uid in (f"p{n}" for n in range(1, 50)):
+        with pytest.raises(gate.Held) as caught:
+            world.gate.check(uid, NOBODYS)
+        pauses[uid] = caught.value.seconds
+    assert [uid for uid, pause in pauses.items() if pause < gate.PROBE_SECONDS] == ["p1"]
+    world.gate.forget("p1")
+    assert world.woken == ["p2"]
+
+
+async def test_the_end_of_one_job_costs_one_sbatch(world: World) -> None:
+    """Of 300 pods that a limit holds one is woken for each job that ends; the lane stays closed to all others."""
+    await asyncio.gather(*(world.submit(f"p{n}", NOBODYS, LIMIT) for n in range(301)))
+    before = world.calls
+    for count in range(1, 11):
+        world.gate.job_ended()
+        assert world.woken == [f"p{n}" for n in range(1, count + 1)]
+        assert await world.submit(world.woken[-1], NOBODYS) == "taken"
+        assert await world.submit("new", NOBODYS) == "held"
+    assert world.calls == before + 10
+
+
+async def test_when_a_limit_has_passed_one_goes_then_two_then_four(world: World) -> None:
+    """How far it has passed nobody knows: where it has not, few learn of it."""
+    await asyncio.gather(*(world.submit(f"p{n}", NOBODYS, LIMIT) for n in range(20)))
+    world.now += gate.PAUSES["limits"].first_seconds
+    assert await world.submit("p1", NOBODYS) == "taken"
+    sizes, done = [], 0
+    while len(world.woken) > done:
+        sizes.append(len(world.woken) - done)
+        for uid in world.woken[done : done + sizes[-1]]:
+            assert await world.submit(uid, NOBODYS) == "taken"
+            done += 1
+    assert sizes[0] == 1
+    assert sorted(world.woken) == sorted(f"p{n}" for n in range(2, 20))
+
+
+async def test_a_place_is_not_lost_with_the_pod_that_was_called(world: World) -> None:
+    """It was deleted, or its image is missing: the next one is called."""
+    await asyncio.gather(*(world.submit(f"p{n}", NOBODYS, LIMIT) for n in range(5)))
+    world.gate.job_ended()
+    world.gate.forget("p1")
+    world.gate.check("p2", NOBODYS)
+    world.gate.leave("p2", NOBODYS)
+    assert world.woken == ["p1", "p2", "p3"]
+    assert await world.submit("p3", NOBODYS) == "taken"
+    assert await world.submit("p4", NOBODYS) == "held"
 
 
 async def test_when_the_one_that_went_ahead_fails_the_others_need_not_wait_for_it(world: World) -> None:

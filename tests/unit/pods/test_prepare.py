@@ -101,7 +101,8 @@ class World:
         raw = {"name": "c", "image": "reg/a:1", **(container or {})}
         meta = {"name": "p", "namespace": "ns", "uid": "u"}
         pod = v1.pod({"metadata": meta, "spec": {"containers": [raw], **spec}})
-        return await self.preparer.prepare(pod, cluster=cluster, started_at=NOW, attempts=self.attempts)
+        pulled = await self.preparer.pull(pod, cluster=cluster, attempts=self.attempts)
+        return await self.preparer.prepare(pod, cluster=cluster, started_at=NOW, pulled=pulled)
 
     async def waiting(self, container: dict[str, Any] | None = None, **spec: Any) -> prepare.NotReady:
         """Try once, in vain."""

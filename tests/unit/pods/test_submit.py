@@ -11,6 +11,7 @@ from hpk import errors, jobdir
 from hpk.pods import model, submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
+from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +49,12 @@ class Sbatch:
         return "42"
 
 
-def job(job_id: str, **fields: Any) -> slurm_model.Job:
+DIRECTORY = f"/home/u/.hpk/pods/{UID}"
+
+
+def job(job_id: str, word: str = "RUNNING", **fields: Any) -> slurm_model.Job:
     """A job as squeue names it."""
-    return slurm_model.Job(id=job_id, **{"state": slurm_model.JobState.RUNNING, **fields})
+    return slurm_model.Job(id=job_id, state=slurm_model.JobState(word), **fields)
 
 
 def allocator(state: jobdir.State, asked: FakePoller) -> submit.JobPerPod:
@@ -88,21 +92,65 @@ async def test_the_claim_counts_more_than_the_answer_of_sbatch(state: jobdir.Sta
 
 
 async def test_without_a_claim_slurm_is_asked_and_the_newest_job_counts(state: jobdir.State) -> None:
-    """A job is recognised by its comment, its name or its directory."""
-    asked = FakePoller(job("9", comment=UID), job("10", name=UID), job("11", comment="another"))
+    """A job is recognised by its directory alone: anybody's comment or name may hold the UID."""
+    asked = FakePoller(
+        job("9", work_directory=DIRECTORY),
+        job("10", work_directory=DIRECTORY),
+        job("11", comment=UID, name=UID, work_directory="/home/u/.hpk/pods/another"),
+        job("12", work_directory=DIRECTORY, command="/home/u/my.sh"),
+    )
     assert await allocator(state, asked).find(UID) == model.Allocation(job_id="10", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "10"
+
+
+CHOICES: dict[str, tuple[dict[str, str], str, str, str | None]] = {
+    # by name: the states of the jobs in the pod's directory, the claim, the record, and the pod's job
+    "nothing was submitted": ({}, "", "", None),
+    "killed before the answer was written down": ({"7": "PENDING"}, "", "", "7"),
+    "all is as it was": ({"7": "RUNNING"}, "7", "7", "7"),
+    "forgotten by Slurm": ({}, "", "7", "7"),
+    "forgotten by Slurm after it ran": ({}, "7", "", "7"),
+    "the claim counts most": ({"8": "RUNNING", "7": "COMPLETED"}, "7", "8", "7"),
+    "of two that wait the recorded one": ({"7": "PENDING", "8": "PENDING"}, "", "7", "7"),
+    "of two that wait the newest, if none is recorded": ({"7": "PENDING", "8": "PENDING"}, "", "", "8"),
+    "one that has started will claim the pod": ({"7": "RUNNING", "8": "PENDING"}, "", "8", "7"),
+    "one that lives before one that is over": ({"7": "PENDING", "8": "CANCELLED"}, "", "8", "7"),
+    "Slurm counts from 1 again: the number is another's": ({"3": "PENDING"}, "", "7", "3"),
+    "numbers are compared as numbers": ({"9": "PENDING", "10": "PENDING"}, "", "", "10"),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_which_job_is_the_pods(name: str) -> None:
+    """From what the directory says, and what Slurm has in it; what others have is no pod's of ours."""
+    words, claimed, recorded, chosen = CHOICES[name]
+    jobs = [job(number, word, work_directory=DIRECTORY) for number, word in words.items()]
+    others = [job("7" if "7" not in words else "1", comment=UID, work_directory="/home/u")]
+    assert submit.chosen([*others, *jobs], uid=UID, claimed=claimed, recorded=recorded) == chosen
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"job_', b"[]", b"{}", b'{"job_id":7}', b'{"job_id":"-1"}', b"\0\0\0"])
+async def test_a_torn_record_is_a_missing_one(state: jobdir.State, torn: bytes) -> None:
+    """A power cut left it: Slurm is asked, the job is found, and written down anew; without one there is none."""
+    jobdir.write_bytes(state.pod(UID).submission, torn)
+    jobdir.write_bytes(state.pod(UID).claim, b"\0\0")
+    assert await allocator(state, FakePoller()).find(UID) is None
+    found = await allocator(state, FakePoller(job("5", work_directory=DIRECTORY))).find(UID)
+    assert found == model.Allocation(job_id="5", uid=UID)
+    assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "5"
 
 
 async def test_a_claim_without_a_name_leaves_the_answer_to_slurm(state: jobdir.State) -> None:
     """The agent was killed between making the file and writing to it."""
     jobdir.write_bytes(state.pod(UID).claim, b"")
-    assert await allocator(state, FakePoller(job("5", comment=UID))).find(UID) == model.Allocation(job_id="5", uid=UID)
+    asked = FakePoller(job("5", work_directory=DIRECTORY))
+    assert await allocator(state, asked).find(UID) == model.Allocation(job_id="5", uid=UID)
 
 
-async def test_a_file_system_that_fails_submits_nothing(state: jobdir.State) -> None:
+@pytest.mark.parametrize("record", ["claim", "submission"])
+async def test_a_file_system_that_fails_submits_nothing(state: jobdir.State, record: str) -> None:
     """Not knowing whether the pod has run is a reason to wait."""
-    jobdir.make_directory(state.pod(UID).claim)
+    jobdir.make_directory(getattr(state.pod(UID), record))
     with pytest.raises(errors.Retryable):
         await allocator(state, FakePoller()).find(UID)
 
@@ -118,24 +166,55 @@ class FakeSlurm:
         self.cancelled.append(job_id)
 
 
-async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir.State) -> None:
-    """A Slurm that was set up anew counts from 1 again: the pod's own job is gone, and the other is not touched."""
-    jobdir.write_json(state.pod(UID).submission, {"job_id": "17", "submitted_at": 1.0})
-    asked, slurm = FakePoller(job("17", comment="another pod")), FakeSlurm()
-    mine = submit.JobPerPod(cast("Any", slurm), cast("Any", asked), state=state, on_change=lambda _uid: None)
+@pytest.mark.parametrize("record", ["claim", "submission"])
+async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir.State, record: str) -> None:
+    """A Slurm that was set up anew counts from 1 again: the pod's own job is gone, and the other is not touched.
+
+    With a real poller, whose first answer came before the pod's job was followed.
+    """
+    data = b"17" if record == "claim" else b'{"job_id":"17","submitted_at":1.0}'
+    jobdir.write_bytes(getattr(state.pod(UID), record), data)
+    slurm = FakeSlurm()
+    polling = poller.Poller(fake.FakeSource([job("17", comment=UID, work_directory="/home/u")]))
+    asking = asyncio.create_task(polling.run())
+    mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=lambda _uid: None)
     found = await mine.find(UID)
     assert found is not None
-    assert mine.observe(found).phase is model.Phase.GONE
+    await mine.release(found)  # before it is followed
+    mine.watch(UID, found)
+    await mine.release(found)  # before another answer
+    await polling.fresh()
     await mine.release(found)
+    assert mine.observe(found).phase is model.Phase.GONE
     assert slurm.cancelled == []
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_nothing_is_cancelled_while_slurm_does_not_say_whose_it_is(state: jobdir.State) -> None:
+    """Silence is no leave to end a number."""
+    source = fake.FakeSource()
+    polling = poller.Poller(source, poll_seconds=0.01)
+    asking = asyncio.create_task(polling.run())
+    await polling.fresh()
+    slurm = FakeSlurm()
+    mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=lambda _uid: None)
+    source.error = errors.SlurmUnavailable("away")
+    with pytest.raises(errors.SlurmUnavailable):
+        await mine.release(model.Allocation(job_id="17", uid=UID))
+    assert slurm.cancelled == []
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 class Slurm(FakeSlurm):
     """Has one job, of another pod, in squeue and in accounting."""
 
-    last = job(
-        "17", comment="the pod before", work_directory="/home/u/.hpk/pods/before", state=slurm_model.JobState.FAILED
-    )
+    last = job("17", "FAILED", comment="the pod before", work_directory="/home/u/.hpk/pods/before")
+
+    async def submit(self, _: str, *, directory: Path) -> str:
+        assert directory
+        return "17"
 
     async def jobs(self) -> dict[str, slurm_model.Job]:
         return {"17": self.last}
@@ -151,7 +230,7 @@ async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdi
     asking = asyncio.create_task(polling.run())
     await polling.fresh()
     mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=lambda _uid: None)
-    given = model.Allocation(job_id="17", uid=UID)
+    given = await mine.allocate(UID, script="#!/bin/sh")
     mine.watch(UID, given)
     assert mine.observe(given).phase is model.Phase.UNKNOWN
     assert await mine.recall(given) is None
@@ -169,5 +248,5 @@ async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdi
 )
 def test_a_job_that_slurm_ends_is_known_as_such(word: str, phase: model.Phase, is_ending: bool) -> None:  # noqa: FBT001
     """It has not ended, and Slurm has yet to say why."""
-    state = submit.state_of(job("7", state=slurm_model.JobState(word)))
+    state = submit.state_of(job("7", word))
     assert (state.phase, state.is_ending, state.is_over) == (phase, is_ending, False)

@@ -464,3 +464,51 @@ async def test_a_pod_that_outlives_its_job_is_ended_before_it_is_failed(
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
     assert "node failed" in world.status()["message"]
+
+
+@pytest.mark.parametrize("how", ["cannot be read", "is torn"])
+async def test_a_plan_that_cannot_be_read_makes_no_second_job(world: path.World, how: str) -> None:
+    """One failed read after a restart: the next round looks again, and submits nothing."""
+    uid = await running(world)
+    await world.stop()
+    plan = world.state.pod(uid).plan
+    shutil.move(plan, f"{plan}.old")
+    if how == "cannot be read":
+        jobdir.make_directory(plan)
+    else:
+        jobdir.write_bytes(plan, b"")
+    world.allocator.found[uid], world.allocator.looked = "101", []
+    with testing.capture_logs():
+        await world.restart()
+        if how == "cannot be read":
+            await world.until(lambda: len(world.allocator.looked) >= 2)
+            shutil.rmtree(plan)
+        await world.until(lambda: "101" in world.allocator._watches)
+    assert world.allocator.submitted == [uid]
+
+
+async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty pods, five jobs at a time: what a pod needs is made once it can go, and is never in memory for many."""
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    long = gate.Pauses(first_seconds=3600.0, longest_seconds=3600.0)
+    world.gate._pauses["limits"] = long
+    world.allocator.limit = 5
+    uids = [world.create(f"p{number}") for number in range(40)]
+    await world.until(lambda: len(world.allocator.submitted) == 5 and world.allocator.refused == 1)
+    await world.until(lambda: len(world.gate._lanes[gate.keys(world.pod("p0"), {})[0]].held) == 35)
+    before = len(world.preparer.prepared)
+    assert before <= 5 + 4 + 1
+    written = [uid for uid in uids if jobdir.read_json(world.state.pod(uid).plan)]
+    assert len(written) == 5 + 1  # whoever waits has written nothing yet
+    for done in range(35):
+        uid = world.allocator.submitted[done]
+        job_id = str(101 + done)
+        over = report(uid, 2, state="terminated", finished_at=2.0, job_id=job_id)
+        await world.agents.took_report(uid, over)
+        world.allocator.say(job_id, phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+        await world.until(lambda done=done: len(world.allocator.submitted) == done + 6)  # type: ignore[misc]
+    assert sorted(world.allocator.submitted) == sorted(uids)
+    assert (len(world.preparer.prepared) - before, world.allocator.refused) == (35, 1)
+    assert world.preparer.most_at_once <= 4

@@ -1,0 +1,95 @@
+"""Jobs that no pod will use: what an sbatch whose answer was lost has left in the queue; pure but for a look at names.
+
+Such a job counts against the user's limits, and starts one day into a directory that is gone.  It is ended only where
+it is certain that it is not its pod's, and only if this state directory's kubelet submitted it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hpk import jobdir
+    from hpk.pods import model
+    from hpk.slurm import model as slurm_model
+
+
+class Pods(Protocol):
+    """All pods of the node as they are now."""
+
+    def is_known(self, uid: str) -> bool:
+        """Return whether the API server has the pod, or a worker looks after it."""
+
+    def is_over(self, uid: str) -> bool:
+        """Return whether the pod's phase is final."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stray:
+    """A job to end.
+
+    Attributes:
+        has_directory: Whether the directory of its pod is there, though the pod is not.
+        why: For the log.
+    """
+
+    job_id: str
+    uid: str
+    why: str
+    has_directory: bool = False
+
+
+def carries(job: slurm_model.Job, uid: str) -> bool:
+    """Return whether the job was submitted for the pod with this UID.
+
+    By its working directory, whichever way that is spelled: pods' flags cannot set it.  A script that has a path was
+    submitted by a person who stood there, not by HPK.
+    """
+    is_there = job.work_directory.endswith(f"/pods/{uid}")
+    return is_there and not job.command.startswith("/") and job.id.isdigit()
+
+
+def find(
+    jobs: Iterable[slurm_model.Job],
+    *,
+    state: jobdir.State,
+    followed: Mapping[str, model.Allocation],
+    pods: Pods,
+) -> Iterator[Stray]:
+    """Yield the jobs of this state directory that are certainly no pod's.
+
+    Those that wait; and those of pods that are gone while their directory is there, in whatever state.  Others that
+    have started end by themselves: their agents find the claim, or no directory.
+
+    Args:
+        jobs: All of the user's, of one of Slurm's answers.
+        state: Other state directories' jobs, of another control plane, are none of ours.
+        followed: By UID, the allocations that workers follow.
+        pods: As they are now.  A pod without an allocation that is not over may yet adopt any of its jobs.
+    """
+    places = {state.pods, str(Path(state.pods).resolve())}
+    ours: dict[str, list[slurm_model.Job]] = {}
+    for job in jobs:
+        parent, _, uid = job.work_directory.rpartition("/")
+        if parent in places and carries(job, uid) and not (job.state.is_over or job.state.is_ending):
+            ours.setdefault(uid, []).append(job)
+    for uid, mine in ours.items():
+        if not pods.is_known(uid):
+            has_directory = Path(state.pod(uid).root).is_dir()
+            why = "its pod is gone"
+            others = [job for job in mine if has_directory or job.state.is_queued]
+            yield from (Stray(job_id=job.id, uid=uid, why=why, has_directory=has_directory) for job in others)
+            continue
+        follows = followed[uid].job_id if uid in followed else ""
+        if follows and any(job.id == follows for job in mine):
+            why = f"its pod has job {follows}"
+        elif not follows and pods.is_over(uid):
+            why = "its pod is over"
+        else:
+            continue
+        others = [job for job in mine if job.state.is_queued and job.id != follows]
+        yield from (Stray(job_id=job.id, uid=uid, why=why) for job in others)
