@@ -29,11 +29,11 @@ async def gather(
 ) -> tuple[model.AllocationState, str]:
     """The state of an allocation that is over, as far as anybody knows, and the last line that its job printed."""
     state = allocator.observe(allocation)
-    if state.phase is model.Phase.GONE:
+    if state.cause in {None, model.Cause.FINISHED}:  # else Slurm has said all that there is
         try:
             state = await allocator.recall(allocation) or state
         except errors.SlurmUnavailable as error:
-            LOG.warning("Cannot ask accounting about a job", job=allocation.job_id, error=str(error))
+            LOG.warning("Cannot ask Slurm how a job ended", job=allocation.job_id, error=str(error))
     output = await asyncio.to_thread(_tail, Path(directory.output))
     if state.cause in {None, model.Cause.FINISHED} and OUT_OF_MEMORY.search(output):
         state = dataclasses.replace(state, cause=model.Cause.OUT_OF_MEMORY)

@@ -70,6 +70,9 @@ class AllocationState:
         is_ending: Whether Slurm ends it just now: the phase is still STARTED, and will be ENDED, or QUEUED again.
         state: Slurm's own word, such as ``PENDING`` or ``NODE_FAIL``.
         reason: Slurm's own reason, such as ``Priority`` or ``BeginTime``; empty if it gives none.
+        exit_code: Of the job's script; None where nobody has asked, see `Allocator.recall`.
+        signal: That ended the script, or Slurm's own number for why it could not be started; 0 for none.
+        nodes: Where it ran, as Slurm's host list.
     """
 
     phase: Phase = Phase.UNKNOWN
@@ -77,6 +80,9 @@ class AllocationState:
     is_ending: bool = False
     state: str = ""
     reason: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -146,7 +152,9 @@ class Allocator(Protocol):
         """
 
     async def recall(self, allocation: Allocation) -> AllocationState | None:
-        """What the site's accounting says of one that Slurm itself has forgotten; None if nothing does.
+        """Return all that Slurm knows of one that is over, the exit code included; None if it knows nothing.
+
+        What slurmctld has forgotten, the site's accounting may know.
 
         Raises:
             errors.SlurmUnavailable: No answer.

@@ -330,8 +330,29 @@ def job_failure(facts: Facts) -> tuple[str, str] | None:
         return ended["reason"], ended["message"] or f"{job} was ended from outside"
     if facts.report is None or not facts.report["finished_at"]:
         said = f"; the last that it printed: {facts.output}" if facts.output else ""
-        return LOST, f"{job} ended and left no record of the pod's end{said}"
+        return LOST, f"{job} ended{how_it_ended(state)}{said}"
     return None
+
+
+COULD_NOT_START = 53
+"""Slurm's signal number for a script that slurmstepd could not begin, as ``ExitCode=0:53``."""
+
+
+def how_it_ended(state: model.AllocationState | None) -> str:
+    """Return what Slurm says of a job whose agent left no record: its exit code and reason, and what they mean."""
+    unrecorded = " and left no record of the pod's end"
+    if state is None or state.exit_code is None:
+        return unrecorded
+    reason = "" if state.reason in {"", "None", "NonZeroExitCode"} else f", {state.reason}"
+    code = f"{state.exit_code}:{state.signal or 0}"
+    told = f" ({state.state}, exit code {code}{reason})"
+    if (state.exit_code, state.signal) == (0, COULD_NOT_START) or "launch" in state.reason.lower():
+        where = f" on {state.nodes}" if state.nodes else ""
+        return (
+            f"{told}: Slurm could not start its script{where}. Most often the working directory or the output file "
+            "cannot be opened there (is the home directory mounted, and is there room?), or the site's prolog failed"
+        )
+    return f"{told}{unrecorded}"
 
 
 def _how_evicted(ended: records.Ended, state: model.AllocationState | None) -> str:

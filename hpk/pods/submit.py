@@ -146,8 +146,10 @@ class JobPerPod:
         return sighting is not None and sighting.job is not None
 
     async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
-        """Return what sacct says of a job that is over."""
-        found = (await self._slurm.accounting([allocation.job_id])).get(allocation.job_id)
+        """Return what scontrol, or else sacct, says of a job that is over."""
+        found = await self._slurm.details(allocation.job_id)
+        if found is None or not _is_of(found, allocation):
+            found = (await self._slurm.accounting([allocation.job_id])).get(allocation.job_id)
         return state_of(found) if found is not None and found.state.is_over and _is_of(found, allocation) else None
 
     def observe(self, allocation: model.Allocation) -> model.AllocationState:
@@ -214,7 +216,15 @@ def state_of(job: slurm_model.Job) -> model.AllocationState:
             phase=_phase(job.state), is_ending=job.state.is_ending, state=job.state.value, reason=job.reason
         )
     cause = CAUSES.get(job.state, model.Cause.FINISHED)
-    return model.AllocationState(phase=model.Phase.ENDED, cause=cause, state=job.state.value, reason=job.reason)
+    return model.AllocationState(
+        phase=model.Phase.ENDED,
+        cause=cause,
+        state=job.state.value,
+        reason=job.reason,
+        exit_code=job.exit_code,
+        signal=job.signal,
+        nodes=job.nodes,
+    )
 
 
 def _phase(state: slurm_model.JobState) -> model.Phase:

@@ -242,6 +242,17 @@ class Slurm:
             return parse.field(result.text, name="StdOut")
         raise errors.SlurmUnavailable(result.error or f"scontrol {result.how}")
 
+    async def details(self, job_id: str) -> model.Job | None:
+        """Return what slurmctld still knows of a job, its exit code included, or None if it has forgotten it.
+
+        Raises:
+            errors.SlurmUnavailable: No answer.
+        """
+        result = await self._runner.run("scontrol", "show", "job", job_id)
+        if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
+            return parse.job_details(result.text)
+        raise errors.SlurmUnavailable(result.error or f"scontrol {result.how}")
+
     async def accounting(self, ids: Iterable[str]) -> dict[str, model.Job]:
         """What accounting knows of these jobs; empty where the site has none.
 

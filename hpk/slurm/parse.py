@@ -303,6 +303,28 @@ def field(text: str, *, name: str) -> str | None:
     return found[1] if found else None
 
 
+def job_details(text: str) -> model.Job | None:
+    """Return the job that ``scontrol show job ID`` printed, with the exit code that squeue does not tell, or None.
+
+    Only what is certain to be Slurm's own is read: the job's name stands on the first line alone.
+    """
+    number = re.match(r"JobId=(\d+)\b", text)
+    told = re.search(r"^ +JobState=(\S+) Reason=(.*?) Dependency=", text, re.MULTILINE)
+    exits = re.search(r"^ +Requeue=.* ExitCode=(\d+):(\d+)", text, re.MULTILINE)
+    if number is None or told is None:
+        return None
+    return model.Job(
+        id=number[1],
+        state=state(told[1]),
+        reason=_value(told[2]),
+        nodes=_value(field(text, name="NodeList") or ""),
+        command=_value(field(text, name="Command") or ""),
+        work_directory=field(text, name="WorkDir") or "",
+        exit_code=int(exits[1]) if exits else None,
+        signal=int(exits[2]) if exits else None,
+    )
+
+
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
 """Kubernetes' and the registries' names, by those of ``uname -m``, which slurmd reports."""
 

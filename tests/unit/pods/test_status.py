@@ -415,3 +415,38 @@ def test_all_termination_messages_of_a_pod_have_12_kib(
             text = one[state]["terminated"]["message"]
             assert text.startswith("BEGINé")
             assert most - 1 <= len(text.encode()) <= most
+
+
+ENDS: list[tuple[dict[str, Any], str]] = [
+    ({}, "Slurm job 7 ended and left no record of the pod's end"),
+    (
+        {"exit_code": 137, "signal": 0, "reason": "NonZeroExitCode"},
+        "Slurm job 7 ended (FAILED, exit code 137:0) and left no record of the pod's end",
+    ),
+    (
+        {"exit_code": 0, "signal": 9, "reason": "RaisedSignal:9(Killed)"},
+        "Slurm job 7 ended (FAILED, exit code 0:9, RaisedSignal:9(Killed)) and left no record of the pod's end",
+    ),
+    (
+        {"exit_code": 0, "signal": 53, "reason": "RaisedSignal:53(Real-time_signal_19)", "nodes": "c1"},
+        (
+            "Slurm job 7 ended (FAILED, exit code 0:53, RaisedSignal:53(Real-time_signal_19)): "
+            "Slurm could not start its script on c1. Most often the working directory or the output file cannot be"
+        ),
+    ),
+    (
+        {"exit_code": 1, "signal": 0, "reason": "JobLaunchFailure"},
+        "Slurm job 7 ended (FAILED, exit code 1:0, JobLaunchFailure): Slurm could not start its script. Most often",
+    ),
+]
+
+
+@pytest.mark.parametrize(("known", "message"), ENDS)
+def test_a_job_without_a_record_ends_with_slurms_words(known: dict[str, Any], message: str) -> None:
+    """Its exit code and reason, and what they mean: nobody knows signal 53 by heart."""
+    state = model.AllocationState(phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="FAILED", **known)
+    facts = status.Facts(started_at=NOW, allocation=state, job_id="7", is_over=True, output="last line")
+    made = status.status(pod(), facts, now=NOW)
+    assert (made["phase"], made["reason"]) == ("Failed", "ContainerStatusUnknown")
+    assert made["message"].startswith(message)
+    assert made["message"].endswith("; the last that it printed: last line")

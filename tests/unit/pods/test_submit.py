@@ -219,6 +219,10 @@ class Slurm(FakeSlurm):
     async def jobs(self) -> dict[str, slurm_model.Job]:
         return {"17": self.last}
 
+    async def details(self, job_id: str) -> slurm_model.Job:
+        assert job_id == self.last.id
+        return self.last
+
     async def accounting(self, ids: list[str]) -> dict[str, slurm_model.Job]:
         return dict.fromkeys(ids, self.last)
 

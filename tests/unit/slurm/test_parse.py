@@ -206,6 +206,35 @@ def test_accounting_has_exit_codes() -> None:
     )
 
 
+SHOWN = """\
+JobId=17 JobName=ns/p ExitCode=9:9
+   UserId=alice(2000) GroupId=alice(2000) MCS_label=N/A
+   JobState=FAILED Reason=RaisedSignal:53(Real-time signal 19) Dependency=(null)
+   Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:53
+   NodeList=c1
+   Command=(null)
+   WorkDir=/home/alice/.hpk/pods/u
+   StdErr=/home/alice/.hpk/pods/u/job.out
+"""
+"""Slurm 24.11."""
+
+
+def test_the_end_of_a_job_is_read_from_scontrol() -> None:
+    """With the exit code, which squeue does not tell; a name does not pass for it."""
+    job = parse.job_details(SHOWN)
+    assert job == model.Job(
+        id="17",
+        state=model.JobState.FAILED,
+        reason="RaisedSignal:53(Real-time signal 19)",
+        nodes="c1",
+        work_directory="/home/alice/.hpk/pods/u",
+        exit_code=0,
+        signal=53,
+    )
+    assert parse.job_details("slurm_load_jobs error: Invalid job id specified\n") is None
+    assert parse.job_details("") is None
+
+
 def test_controller_load() -> None:
     """Sdiag's counts, by type and by user."""
     load = parse.controller_load(fake.SDIAG)
