@@ -109,7 +109,8 @@ async def connect(
     except ssl.SSLError as error:
         raise Failed(str(error)) from error
     except (socket.gaierror, ValueError, OverflowError) as error:  # ValueError: a label of 64 bytes, a NUL
-        raise Failed(f"dial tcp: lookup {host}: no such host ({error})") from error
+        why = error.strerror if isinstance(error, socket.gaierror) else "malformed"
+        raise Failed(f"dial tcp: lookup {host}: no such host ({why})") from error
     except OSError as error:
         # asyncio puts its own words into strerror
         text = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
