@@ -191,7 +191,7 @@ async def _announce(settings: config.Settings, control_plane: plane.ControlPlane
             break
     try:
         await asyncio.to_thread(kubeconfig.merge, control_plane.admin_kubeconfig)
-    except errors.HpkError as error:  # a file that the user broke ends no control plane
+    except Exception as error:  # noqa: BLE001 - a file that the user broke ends no control plane
         LOG.warning(str(error), instead=f"export KUBECONFIG={settings.directory.kubeconfig}")
     LOG.info("Ready: kubectl get nodes", url=control_plane.url)
     await asyncio.get_running_loop().create_future()

@@ -121,6 +121,10 @@ class Settings:
 ETCD_PLACES = ("auto", "shared", "node")
 NETWORKS = ("auto", "flannel", "overlay", "host")
 CONNECTIONS = ("auto", "srun", "ssh")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+CHOICES = {"network": NETWORKS, "connect": CONNECTIONS, "etcd": ETCD_PLACES, "log_level": LOG_LEVELS}
+LEAST = {"max_pods": 1, "poll_seconds": 1, "control_plane_memory": 64}
+"""Of numbers, the least that makes sense: less would spin, or never start."""
 
 
 def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
@@ -140,7 +144,7 @@ def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = No
     if file.exists():
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise errors.Fatal(f"Cannot read {file}: {error}") from error
         for key in values.keys() - known:
             raise errors.Fatal(f"Cannot use {file}: unknown setting '{key}'{_nearest(key, known)}")
@@ -159,12 +163,12 @@ def _nearest(key: str, known: set[str]) -> str:
 def _checked(values: dict[str, Any]) -> Settings:
     made = {name: _as_field(name, value) for name, value in values.items()}
     settings = Settings(**made)
-    if settings.network not in NETWORKS:
-        raise errors.Fatal(f"Cannot use network '{settings.network}' (known: {', '.join(NETWORKS)})")
-    if settings.connect not in CONNECTIONS:
-        raise errors.Fatal(f"Cannot connect by '{settings.connect}' (known: {', '.join(CONNECTIONS)})")
-    if settings.etcd not in ETCD_PLACES:
-        raise errors.Fatal(f"Cannot use etcd '{settings.etcd}' (known: {', '.join(ETCD_PLACES)})")
+    for name, known in CHOICES.items():
+        if getattr(settings, name) not in known:
+            raise errors.Fatal(f"Cannot use {name} '{getattr(settings, name)}' (known: {', '.join(known)})")
+    for name, least in LEAST.items():
+        if getattr(settings, name) < least:
+            raise errors.Fatal(f"Cannot use {name} {getattr(settings, name)}: it must be {least} or more")
     if settings.container_log_max_size < 1 or settings.container_log_max_files < 2:  # noqa: PLR2004 - as the kubelet
         raise errors.Fatal("Cannot log: container_log_max_size must be at least 1 (MiB), container_log_max_files 2")
     low, high = settings.image_gc_low_threshold_percent, settings.image_gc_high_threshold_percent

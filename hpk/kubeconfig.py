@@ -107,7 +107,7 @@ def point(server: str, *, into: Path | None = None) -> bool:
     with _edited(file) as config:
         ours = [entry for entry in config.get("clusters") or [] if entry.get("name") == NAME]
         for entry in ours:
-            entry["cluster"]["server"] = server
+            entry["cluster"] = (entry.get("cluster") or {}) | {"server": server}
     return bool(ours)
 
 
@@ -153,13 +153,27 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise errors.Fatal(f"Cannot change the kubeconfig {file}: it is not YAML ({error})") from error
+    except OSError as error:
+        raise errors.Fatal(
+            f"Cannot change the kubeconfig {file}: it cannot be read ({error.strerror or error})"
+        ) from error
     if config is None:
         return {}
     sections = [config.get(section) for section in _SECTIONS] if isinstance(config, dict) else [""]
-    if not all(section is None or isinstance(section, list) for section in sections):
+    if not all(section is None or _has_shape(section) for section in sections):
         raise errors.Fatal(f"Cannot change the kubeconfig {file}: it has not the shape of one")
     made: dict[str, Any] = config
     return made
+
+
+def _has_shape(section: Any) -> bool:
+    """Whether it is a list of named things, each with a mapping of its own or nothing."""
+    entries = section if isinstance(section, list) else [section]
+    return isinstance(section, list) and all(
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(key) or {}, dict) for key in ("cluster", "context", "user"))
+        for entry in entries
+    )
 
 
 @contextlib.contextmanager

@@ -144,6 +144,7 @@ async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: 
 
     Raises:
         errors.Fatal: The program is not there or cannot be executed.
+        errors.Retryable: This host has no room for another process now.
     """
     if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
         raise errors.Fatal(f"Cannot start {name}: {argv[0]} is not there or may not be executed")
@@ -160,7 +161,7 @@ async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: 
         )
     except OSError as error:
         file.close()
-        raise errors.Fatal(f"Cannot start {name} ({argv[0]}): {error.strerror}") from error
+        raise errors.Retryable(f"Cannot start {name} ({argv[0]}): {error.strerror}") from error
     except asyncio.CancelledError:
         file.close()  # asyncio has killed the child, which had no time to do anything yet
         raise

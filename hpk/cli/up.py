@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -26,6 +27,8 @@ LAST_QUESTION_SECONDS = 15.0
 UNREACHABLE_SECONDS = 20.0
 """How long the API server may be unreachable from here once it has said that it is ready."""
 LOG_LINES = 15
+KEPT_LOGS = 10
+"""Outputs of earlier control planes' jobs that stay in the state directory."""
 
 
 async def run(settings: config.Settings, *, script: Path | None, options: Sequence[str], is_waiting: bool) -> int:
@@ -70,11 +73,20 @@ async def _submit(
     except OSError as error:
         why = f"{error.strerror}{placement.advice(error)}"
         raise errors.Fatal(f"Cannot make {settings.state}: {why}") from error
+    _forget_old_logs(settings)
     # A job whose output has no room could not say so.
     await asyncio.to_thread(placement.measure, settings.state)
     comment = ownership.comment(settings.state.absolute())
     named = [f"--output={log(settings)}", f"--comment={comment}"]
     return await slurm.submit(text, directory=settings.state, options=[*named, *options])
+
+
+def _forget_old_logs(settings: config.Settings) -> None:
+    """Keep the last outputs of control planes' jobs only; each may have some megabytes."""
+    with contextlib.suppress(OSError):
+        logs = sorted(settings.state.glob("hpk-*.log"), key=lambda path: path.stat().st_mtime)
+        for path in logs[:-KEPT_LOGS]:
+            path.unlink()
 
 
 def read(script: Path | None) -> str:

@@ -19,7 +19,6 @@ and the log up to ``needed`` at least.  Pages are written into the old database 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from dataclasses import asdict, dataclass
@@ -152,23 +151,8 @@ def fetch(source: DataDirectory, target: DataDirectory, *, ends: Mapping[str, in
 
 def write_rebase(copy: DataDirectory, rebase: Rebase) -> None:
     """Say that a next database is whole, and what it needs."""
-    temporary = copy.rebase.with_suffix(".tmp")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    # Synced: should the power fail, the log that follows must not be there without it.
-    write_synced(temporary, json.dumps(asdict(rebase)).encode())
-    temporary.rename(copy.rebase)
-    sync_directory(copy.rebase.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Return when what a directory lists is on the disk, where the file system can tell."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    # Durable: should the power fail, the log that follows must not be there without it.
+    jobdir.write_json(str(copy.rebase), asdict(rebase))
 
 
 def write_synced(path: Path, content: bytes, *, offset: int = 0) -> None:
@@ -185,11 +169,7 @@ def write_synced(path: Path, content: bytes, *, offset: int = 0) -> None:
 
 
 def _read_rebase(copy: DataDirectory) -> Rebase | None:
-    try:
-        found = jobdir.read_json(str(copy.rebase))
-    except ValueError:
-        # It is synced before it has its name, so a torn one is of a file system that lies: nothing follows it.
-        found = None
+    found = jobdir.read_json(str(copy.rebase))
     if found is None:
         return None
     name = str(found["name"])

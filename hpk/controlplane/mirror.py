@@ -57,6 +57,7 @@ class Mirror:
         save: Writes a consistent copy of the running etcd's database to a path.
         is_ours: Whether the state directory still belongs to us: a copy that another one has taken over is not
             written any more.
+        tell: Told what keeps the copy from being made; empty when it is made again.
         pause_seconds: Between looks.
     """
 
@@ -67,9 +68,11 @@ class Mirror:
         *,
         save: Callable[[Path], Awaitable[None]],
         is_ours: Callable[[], bool],
+        tell: Callable[[str], None] = lambda _: None,
         pause_seconds: float = PAUSE_SECONDS,
     ) -> None:
         self._node, self._copy, self._save, self._is_ours = node, copy, save, is_ours
+        self._tell = tell
         self._pause_seconds = pause_seconds
         self._copied: dict[str, _Copied] = {}
         self._covered = 0
@@ -128,6 +131,7 @@ class Mirror:
                 self._complain(error)
             else:
                 self._copied_at, self._told_at = started_at, None
+                self._tell("")
 
     def finish(self) -> None:
         """Once etcd has ended: the copy becomes all that is here.
@@ -268,7 +272,9 @@ class Mirror:
         if self._told_at is not None and now - self._told_at < PATIENCE_SECONDS:
             return
         self._told_at = now
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self.behind_seconds))
         why = (error.strerror or str(error)) + placement.advice(error) if isinstance(error, OSError) else str(error)
+        self._tell(f"etcd's data have not been copied to {self._copy.root} since {since}: {why}")
         logger.warning(
             "Cannot copy etcd's data to the state directory; what is not there is lost if this node fails",
             directory=str(self._copy.root),

@@ -282,18 +282,19 @@ def _prepare(
         ),
     )
     where.make_directories()
+    found = troubles.Troubles()
     copy = datadir.DataDirectory(where.etcd_copy)
     ends = _settle(copy, is_for_node=node_data is not None)
     kept = None
     if node_data is not None:
         save = functools.partial(saving.save, where)
-        kept = mirror.Mirror(datadir.DataDirectory(node_data), copy, save=save, is_ours=held.is_ours)
+        tell = functools.partial(found.tell, "copy of etcd")
+        kept = mirror.Mirror(datadir.DataDirectory(node_data), copy, save=save, is_ours=held.is_ours, tell=tell)
         kept.begin(ends)
     authorities = identities.open_authorities(where)
     identities.issue(where, authorities)
     admission.write(where)
     now = dt.datetime.now(dt.UTC)
-    found = troubles.Troubles()
     found.tell("authorities", renewal.trouble(authorities, now=now))
     components = [module.component_of(where) for module in (etcd, apiserver, controller_manager)]
     return ControlPlane(

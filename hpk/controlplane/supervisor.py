@@ -115,7 +115,10 @@ class _Child:
             await need.ready.wait()
         while True:
             self._backoff.started()
-            trouble = await self._run_once()
+            try:
+                trouble = await self._run_once()
+            except errors.Retryable as error:  # no room for a process: the next attempt may find some
+                trouble = f"could not be started ({error})"
             pause = self._backoff.failed()
             last = "\n".join(self.process.last_lines) if self.process else ""
             if self._backoff.failures >= self._attempts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hpk import config, errors
@@ -14,13 +16,27 @@ from hpk import config, errors
         ({"HPK_IMAGE_GC_LOW_THRESHOLD_PERCENT": "-1"}, "both between 0 and 100"),
         ({"HPK_IMAGE_GC_HIGH_THRESHOLD_PERCENT": "101"}, "both between 0 and 100"),
         ({"HPK_IMAGES_GIB": "0"}, "name the GiB that images may take"),
+        ({"HPK_LOG_LEVEL": "loud"}, r"log_level 'loud' \(known: debug, info, warning, error\)"),
+        ({"HPK_ETCD": "home"}, r"etcd 'home' \(known: auto, shared, node\)"),
+        ({"HPK_MAX_PODS": "0"}, "max_pods 0: it must be 1 or more"),
+        ({"HPK_POLL_SECONDS": "0"}, "poll_seconds 0.0: it must be 1 or more"),
         ({"HPK_IMAGES_GIB": "a lot"}, "'a lot' is not of type int"),
     ],
 )
-def test_thresholds_are_checked(settings: dict[str, str], words: str) -> None:
-    """As the kubelet checks its own (ValidateKubeletConfiguration)."""
+def test_settings_are_checked(settings: dict[str, str], words: str) -> None:
+    """Before anything starts, with the name and what would be right."""
     with pytest.raises(errors.Fatal, match=words):
         config.load(environment=settings)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Neither text nor TOML, or no file at all."""
+    for make in (lambda file: file.write_bytes(b"\xff"), lambda file: file.write_text("= ["), Path.mkdir):
+        file = tmp_path / "config.toml"
+        file.unlink(missing_ok=True)
+        make(file)
+        with pytest.raises(errors.Fatal, match=f"Cannot read {file}"):
+            config.load(environment={"HPK_STATE": str(tmp_path)})
 
 
 def test_thresholds_can_be_set() -> None:

@@ -101,7 +101,9 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert read(real)["current-context"] == "hpk"
 
 
-@pytest.mark.parametrize("text", ["a: [", "just words", "clusters: {}\n", "- 1\n"])
+@pytest.mark.parametrize(
+    "text", ["a: [", "just words", "clusters: {}\n", "- 1\n", "clusters: [null]\n", "contexts: [{context: x}]\n"]
+)
 def test_what_is_no_kubeconfig_is_left_alone(tmp_path: Path, text: str) -> None:
     """A file that cannot be understood is not overwritten, and no lock stays behind."""
     path = tmp_path / "config"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,6 +141,19 @@ async def test_up_starts_the_next_one_while_the_last_one_ends(stage: Stage, caps
     assert "last job, 7, is ending; the next one starts after it" in capsys.readouterr().out
     submission = next(call for call in talk.calls if call.line.startswith("sbatch"))
     assert submission.line.endswith(" --dependency=afterany:7 -p long")
+
+
+async def test_up_leaves_no_pile_of_outputs(stage: Stage) -> None:
+    """The oldest go; other files stay."""
+    for number in range(20):
+        path = stage.settings.state / f"hpk-{number}.log"
+        path.touch()
+        os.utime(path, (number, number))
+    (stage.settings.state / "mine.log").touch()
+    stage.talk(("squeue", ""), ("sbatch", "99\n"))
+    assert await up.run(stage.settings, script=None, options=[], is_waiting=False) == 0
+    left = {path.name for path in stage.settings.state.glob("*.log")}
+    assert left == {f"hpk-{number}.log" for number in range(10, 20)} | {"mine.log"}
 
 
 async def test_up_hands_sbatchs_refusal_on(stage: Stage) -> None:

@@ -28,9 +28,15 @@ class Etcd:
         self.copy = datadir.DataDirectory(directory / "copy")
         self.is_ours = True
         self.saves = 0
+        self.told: list[str] = []
         self.logs = {FIRST: etcdlog.Log()}
         self.mirror = mirror.Mirror(
-            self.node, self.copy, save=self.save, is_ours=lambda: self.is_ours, pause_seconds=0.001
+            self.node,
+            self.copy,
+            save=self.save,
+            is_ours=lambda: self.is_ours,
+            tell=self.told.append,
+            pause_seconds=0.001,
         )
         self.mirror.begin(datadir.settle(self.copy))
         self.write()
@@ -171,8 +177,14 @@ async def test_a_full_file_system_is_said_and_borne(etcd: Etcd, monkeypatch: pyt
         await asyncio.gather(running, return_exceptions=True)
     assert [entry["log_level"] for entry in told] == ["warning"]
     assert "quota exceeded; free some space" in told[0]["error"]
+    assert "have not been copied to" in etcd.told[-1]
     monkeypatch.setattr(datadir, "write_synced", real)
     await until_copied(etcd)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        running = group.create_task(etcd.mirror.run())
+        while etcd.told[-1]:  # noqa: ASYNC110 - told by another task
+            await asyncio.sleep(0.002)
+        running.cancel()
 
 
 async def test_a_crash_amid_a_new_database_leaves_a_copy_that_fits(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
