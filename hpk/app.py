@@ -183,7 +183,7 @@ async def _announce(settings: config.Settings, control_plane: plane.ControlPlane
     await nodes.registered.wait()
     while True:
         try:
-            jobdir.write_bytes(settings.directory.kubeconfig, control_plane.admin_kubeconfig)
+            jobdir.write_bytes(settings.directory.kubeconfig, control_plane.admin_kubeconfig, is_durable=False)
         except OSError as error:  # a home without room
             LOG.warning("Cannot write the kubeconfig yet", path=settings.directory.kubeconfig, error=error.strerror)
             await asyncio.sleep(RETRY_SECONDS)

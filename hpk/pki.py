@@ -49,8 +49,8 @@ class Certificate:
     def write(self, directory: Path, name: str) -> tuple[Path, Path]:
         """Write ``<name>.crt`` and ``<name>.key`` (0600) and return their paths."""
         certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
-        jobdir.write_bytes(str(key), self.key_pem)
-        jobdir.write_bytes(str(certificate), self.certificate_pem)
+        jobdir.write_bytes(str(key), self.key_pem, is_durable=False)  # made anew at each start
+        jobdir.write_bytes(str(certificate), self.certificate_pem, is_durable=False)
         return certificate, key
 
 
@@ -210,24 +210,14 @@ def _create_once(directory: Path, create: Callable[[Path], None]) -> None:
     temporary.mkdir(mode=0o700)
     try:
         create(temporary)
-        # Should the power fail now, there must be a whole authority or none: an empty key is one that nobody can mend.
-        for path in temporary.iterdir():
-            _sync(path)
+        # Its files are durable: after a power cut there is a whole authority or none, for nobody can mend an empty key.
         temporary.rename(directory)
-        _sync(directory.parent)
+        jobdir.sync_directory(str(directory.parent))
     except OSError:
         if not directory.exists():
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _builder(

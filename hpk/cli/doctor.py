@@ -128,7 +128,7 @@ def prepare(settings: config.Settings, site: Any, directory: Path) -> None:
     network = "host" if settings.network == "host" else network
     request = {"apptainer": settings.apptainer, "sandbox": inside(settings, network, directory)}
     wanted = {"shared": str(directory), "registries": registries(settings)}
-    jobdir.write_json(str(directory / "request.json"), request | wanted)
+    jobdir.write_json(str(directory / "request.json"), request | wanted, is_durable=False)
 
 
 def registries(settings: config.Settings) -> list[str]:

@@ -115,7 +115,8 @@ def overlay(settings: config.Settings, way: Way) -> Path:
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "clusters": [cluster]}).encode()
     path = Path(settings.directory.endpoint_directory) / f"kubeconfig-{socket.gethostname()}"
     jobdir.make_directory(str(path.parent))
-    jobdir.write_bytes(str(path), text)  # anew each time: the launcher trusts one that is newer than the control plane
+    # Anew each time: the launcher trusts one that is newer than the control plane.
+    jobdir.write_bytes(str(path), text, is_durable=False)
     return path
 
 

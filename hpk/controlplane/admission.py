@@ -56,8 +56,10 @@ def write(layout: Layout) -> None:
         "client-key": str(layout.key(apiserver.KUBELET_CLIENT)),
     }
     kubeconfig = {"apiVersion": "v1", "kind": "Config", "users": [{"name": _host(layout), "user": user}]}
-    jobdir.write_bytes(str(layout.admission), yaml.safe_dump(config, sort_keys=False).encode())
-    jobdir.write_bytes(str(layout.kubeconfig("webhook")), yaml.safe_dump(kubeconfig, sort_keys=False).encode())
+    jobdir.write_bytes(str(layout.admission), yaml.safe_dump(config, sort_keys=False).encode(), is_durable=False)
+    jobdir.write_bytes(
+        str(layout.kubeconfig("webhook")), yaml.safe_dump(kubeconfig, sort_keys=False).encode(), is_durable=False
+    )
 
 
 def webhook(layout: Layout, *, ca_pem: bytes) -> dict[str, Any]:

@@ -146,7 +146,9 @@ def fetch(source: DataDirectory, target: DataDirectory, *, ends: Mapping[str, in
         target.database.chmod(0o600)
     for name, end in ends.items():
         with (source.log / name).open("rb") as file:
-            jobdir.write_bytes(str(target.log / name), file.read(end))
+            jobdir.write_bytes(
+                str(target.log / name), file.read(end), is_durable=False
+            )  # a disk that goes with the node
 
 
 def write_rebase(copy: DataDirectory, rebase: Rebase) -> None:

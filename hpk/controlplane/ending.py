@@ -52,9 +52,8 @@ def of(error: BaseException) -> Ending:
 def record(directory: Path, end: Ending, *, job_id: str, at: float) -> None:
     """Write the ending down for ``hpk status``; a home without room keeps it out, and that is no error."""
     with contextlib.suppress(OSError):
-        jobdir.write_json(
-            str(directory / FILE), {"job_id": job_id, "code": end.code, "reason": end.reason, "at": int(at)}
-        )
+        found = {"job_id": job_id, "code": end.code, "reason": end.reason, "at": int(at)}
+        jobdir.write_json(str(directory / FILE), found, is_durable=False)
 
 
 def told(directory: Path) -> str:

@@ -89,7 +89,7 @@ def issue(layout: Layout, authorities: Mapping[str, pki.Authority]) -> None:
         server = layout.url if identity.name == "admin" else layout.local_url
         certificate = cluster.issue(identity.user, organizations=identity.groups, is_client=True, days=identity.days)
         document = kubeconfig(server=server, ca_pem=cluster.certificate_pem, certificate=certificate)
-        jobdir.write_bytes(str(layout.kubeconfig(identity.name)), document)
+        jobdir.write_bytes(str(layout.kubeconfig(identity.name)), document, is_durable=False)
 
 
 def kubelet_server(layout: Layout, cluster: pki.Authority) -> pki.Certificate:

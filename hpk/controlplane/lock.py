@@ -153,7 +153,7 @@ async def locked(
         judge = Judge(us, files, directory=directory, has_lock=has_lock, ask=ask, stale_seconds=stale_seconds)
         number = await take(files, us, is_gone=judge.is_gone, settle=judge.settle)
         files.forget(number)
-        jobdir.write_json(str(directory / ownership.FILE), asdict(us))
+        jobdir.write_json(str(directory / ownership.FILE), asdict(us), is_durable=False)  # for others to read
         held = Lock(us, number, files, directory=directory, beat_seconds=beat_seconds)
         yield held
     finally:
