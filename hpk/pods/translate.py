@@ -181,7 +181,7 @@ def container_plan(
         "readiness_probe": _raw(container.readiness_probe),
         "startup_probe": _raw(container.startup_probe),
         "lifecycle": _raw(container.lifecycle),
-        "memory_limit": _memory_limit(container),
+        "memory_limit": _memory_limit(pod, container),
         "seccomp_profile": _seccomp_profile(pod, container),
         "ports": {port.name: port.container_port for port in container.ports if port.name},
     }
@@ -215,8 +215,9 @@ def _seccomp_profile(pod: v1.Pod, container: v1.Container) -> str:
     return profile.type if profile else "Unconfined"
 
 
-def _memory_limit(container: v1.Container) -> int | None:
-    limit = container.resources.limits.get("memory")
+def _memory_limit(pod: v1.Pod, container: v1.Container) -> int | None:
+    """The container's own limit, else the whole pod's, which no container may exceed alone."""
+    limit = container.resources.limits.get("memory") or pod.spec.resources.limits.get("memory")
     return quantity.ceiling(quantity.parse(limit)) if limit else None
 
 

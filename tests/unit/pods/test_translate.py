@@ -156,6 +156,21 @@ def test_the_seccomp_profile_is_the_container_s_else_the_pod_s_else_none(
     assert made["seccomp_profile"] == profile
 
 
+@pytest.mark.parametrize(
+    ("own", "whole", "limit"), [("64Mi", "1Gi", 64 << 20), (None, "1Gi", 1 << 30), (None, None, None)]
+)
+def test_a_container_s_memory_limit_is_its_own_else_the_pod_s(
+    own: str | None, whole: str | None, limit: int | None
+) -> None:
+    """No container may hold more than the pod as a whole."""
+
+    def limits(memory: str | None) -> dict[str, Any]:
+        return {"resources": {"limits": {"memory": memory}}} if memory else {}
+
+    made = only({"name": "c", "image": "i", "command": ["x"], **limits(own)}, spec=limits(whole))
+    assert made["memory_limit"] == limit
+
+
 def test_a_sub_path_expression_is_expanded_and_stays_within_its_volume() -> None:
     """From the container's environment; what would leave the volume is refused."""
     volumes = {"volumes": [{"name": "v", "emptyDir": {}}]}
