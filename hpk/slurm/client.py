@@ -24,6 +24,8 @@ SUBMIT_SECONDS = 60.0
 TUNNEL_SECONDS = 110.0
 """By each of its ways a tunnel may take half a minute, and may have to wait for another."""
 _SIGNALLED = 128
+"""A shell's exit code for a program that was killed by a signal is this and the signal's number."""
+_MOST_SIGNALS = 64
 MARGIN_SECONDS = 5.0
 """The gateway ends a command that takes too long; this much later the client stops waiting for the gateway."""
 
@@ -53,8 +55,14 @@ class Result:
 
         Slurm's SIGTERM to a job reaches every process of it; a wrapper in a shell makes 128 + signal of that.
         """
-        is_killed = self.code < 0 or self.code > _SIGNALLED
-        return self.end != "exited" or is_killed or not self.error
+        return self.end != "exited" or self._signal > 0 or not self.error
+
+    @property
+    def _signal(self) -> int:
+        """The signal that killed the command, or a program that its wrapper in a shell ran; 0 if none did."""
+        if self.code < 0:
+            return -self.code
+        return self.code - _SIGNALLED if _SIGNALLED < self.code <= _SIGNALLED + _MOST_SIGNALS else 0
 
     @property
     def how(self) -> str:
@@ -62,8 +70,7 @@ class Result:
         ends = {"timeout": "gave no answer in time", "overflow": "said too much"}
         if self.end != "exited":
             return ends.get(self.end, f"could not be followed to its end: {self.error}")
-        number = -self.code if self.code < 0 else self.code - _SIGNALLED
-        what = f"was killed by signal {number}" if self.code < 0 or number > 0 else f"ended with exit code {self.code}"
+        what = f"was killed by signal {self._signal}" if self._signal else f"ended with exit code {self.code}"
         said = self.error or (f"printed {self.text.strip()[:200]!r}" if self.text.strip() else "said nothing")
         return f"{what} ({said})"
 

@@ -37,6 +37,13 @@ async def test_a_wrong_partition_names_the_right_ones() -> None:
         await client.Slurm(talk).submit("#!/bin/sh\n", directory=HOME)
 
 
+async def test_a_wrappers_exit_code_is_no_signal() -> None:
+    """A site's own sbatch that ends with 255 and says why has refused for good."""
+    talk = fake.Conversation(("sbatch", fake.refusal("sbatch: error: You must name a project\n", code=255)))
+    with pytest.raises(errors.JobRefused, match="You must name a project"):
+        await client.Slurm(talk).submit("#!/bin/sh\n", directory=HOME)
+
+
 @pytest.mark.parametrize("name", sorted(fake.OUTAGES))
 async def test_passing_refusals(name: str) -> None:
     """Limits, outages and rate limits pass; only a request without an answer may have made a job."""
