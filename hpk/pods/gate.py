@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ CAREFUL_SECONDS = 60.0
 FORGET_SECONDS = 600.0
 """How long pods must have fared well before the next that fails at once counts as the first."""
 MOST_LANES = 1000
+MOST_WAKES = 64
+"""Woken by one success, at most."""
 RATE_LIMIT_FACTOR = 4
 
 
@@ -82,7 +85,7 @@ class _Lane:
     text: str = ""
     prober: str | None = None
     probes_until: float = 0.0
-    held: dict[str, None] = field(default_factory=dict)
+    held: OrderedDict[str, None] = field(default_factory=OrderedDict)
     called: set[str] = field(default_factory=set)
     """Those for each of whom a place has become free, while the lane stays closed to the others."""
     next_wakes: int = 1
@@ -277,7 +280,7 @@ class Gate:
                 continue  # the place was free, and is taken: for the others nothing has changed
             lane.failures, lane.closed_until, lane.prober = 0, 0.0, None
             count = len(lane.held) if lane.kind == "refused" else lane.next_wakes
-            lane.next_wakes *= 2
+            lane.next_wakes = min(2 * lane.next_wakes, MOST_WAKES)
             self._wake(lane, count)
 
     def _wake(self, lane: _Lane, count: int) -> None:

@@ -6,6 +6,7 @@ Nothing here is final but a refusal: whatever else goes wrong is told on the pod
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from datetime import UTC, datetime
@@ -31,6 +32,10 @@ SUBMIT_PAUSE_SECONDS = 5.0
 LOST_ANSWER_PAUSE_SECONDS = 15.0
 """How long slurmctld may still take up a submission whose sbatch has given up (its MessageTimeout is 10 s)."""
 SOON_SECONDS = 1.0
+
+
+class Unwanted(Exception):
+    """The pod was deleted while it waited for its turn, which has thus shown nothing to others."""
 
 
 class Launch:
@@ -147,17 +152,19 @@ class Launch:
         if raw is None:
             return
         cluster = self._s.cluster()
-        fit.check(admit.admit(raw, cluster=cluster), cluster)
-        self.lanes = gate.keys(pod, cluster.flags)
-        self._s.gate.check(self.uid, self.lanes)
         try:
+            fit.check(admit.admit(raw, cluster=cluster), cluster)
+            self.lanes = gate.keys(pod, cluster.flags)
+            self._s.gate.check(self.uid, self.lanes)
             # Beside all others, for it may take minutes and holds nothing; what follows is done for few at a time.
-            pulled = await self._while_wanted(
-                pod, started_at, self._s.preparer.pull(pod, cluster=cluster, attempts=self._attempts), "pull images for"
-            )
-            if pulled is not None:
-                async with self._s.preparations:
-                    await self._go_on(pod, started_at, cluster, pulled)
+            pulling = self._s.preparer.pull(pod, cluster=cluster, attempts=self._attempts)
+            pulled = await self._while_wanted(pod, started_at, pulling, "pull images for")
+            if pulled is None or not await self._while_wanted(pod, started_at, self._s.preparations.acquire(), "queue"):
+                return
+            try:
+                await self._go_on(pod, started_at, cluster, pulled)
+            finally:
+                self._s.preparations.release()
         finally:
             self._s.gate.leave(self.uid, self.lanes)
 
@@ -170,7 +177,8 @@ class Launch:
         ready = await self._while_wanted(pod, started_at, preparing, "prepare")
         if ready is not None:
             self.images, self.waiting = ready.images, {}
-            await self._submit(pod, ready)
+            with contextlib.suppress(Unwanted):  # the round that its deletion causes does the rest
+                await self._submit(pod, ready)
 
     async def _while_wanted(
         self, pod: v1.Pod, started_at: datetime, work: Coroutine[Any, Any, Made], what: str
@@ -193,7 +201,7 @@ class Launch:
     async def _submit(self, pod: v1.Pod, ready: prepare.Ready) -> None:
         async with self._s.gate.turn(self.uid, self.lanes), self._s.submissions:
             if not self._is_wanted():
-                return  # it was deleted meanwhile; the round that this causes does the rest
+                raise Unwanted
             self._s.gate.check(self.uid, self.lanes)  # another's sbatch may have met trouble meanwhile
             await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
             self.has_looked = False  # from here on a job may exist: whatever happens, look before submitting

@@ -242,6 +242,10 @@ class World:
         """The pod, as the kubelet reads it."""
         return v1.pod(self.api.peek(f"{PODS}/{name}"))
 
+    def gate_holds(self, uid: str) -> bool:
+        """Whether a closed lane of the gate holds the pod."""
+        return any(uid in lane.held for lane in self.gate._lanes.values())
+
     def status(self, name: str = "p") -> dict[str, Any]:
         """The pod's status, as the API server has it."""
         found: dict[str, Any] = self.api.peek(f"{PODS}/{name}").get("status") or {}

@@ -512,3 +512,39 @@ async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(
     assert sorted(world.allocator.submitted) == sorted(uids)
     assert (len(world.preparer.prepared) - before, world.allocator.refused) == (35, 1)
     assert world.preparer.most_at_once <= 4
+
+
+async def test_a_pod_deleted_while_it_waits_for_a_place_goes_at_once(world: path.World) -> None:
+    """Few are prepared at a time; nobody waits for a place for what nobody wants any more."""
+    assert world.pods._services is not None
+    for _ in range(4):
+        await world.pods._services.preparations.acquire()
+    world.create()
+    await world.until(lambda: world.preparer.asked == 1)
+    await world.delete()
+    await world.until(lambda: not world.exists())
+    assert world.allocator.submitted == []
+
+
+async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sbatch was called for it: nothing is known of the limit, and the free place is another's."""
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    world.gate._pauses["limits"] = gate.Pauses(first_seconds=3600.0, longest_seconds=3600.0)
+    world.allocator.limit = 1
+    uid = world.create("p0")
+    await world.until(lambda: world.allocator.submitted == [uid])
+    for name in ("p1", "p2"):
+        world.create(name)
+        await world.until(lambda name=name: world.gate_holds(world.pod(name).metadata.uid))  # type: ignore[misc]
+    assert world.pods._services is not None
+    await world.pods._services.submissions.acquire()
+    over = report(uid, 2, state="terminated", finished_at=2.0)
+    await world.agents.took_report(uid, over)
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    await world.until(lambda: world.preparer.prepared[-1] == "p1" and world.preparer.asked >= 3)
+    await world.delete("p1")
+    world.pods._services.submissions.release()
+    second = world.pod("p2").metadata.uid
+    await world.until(lambda: world.allocator.submitted == [uid, second])
