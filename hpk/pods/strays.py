@@ -46,11 +46,12 @@ class Stray:
 def carries(job: slurm_model.Job, uid: str) -> bool:
     """Return whether the job was submitted for the pod with this UID.
 
-    By its working directory, whichever way that is spelled: pods' flags cannot set it.  A script that has a path was
-    submitted by a person who stood there, not by HPK.
+    By its working directory, whichever way that is spelled: pods' flags cannot set it.  A script that has a path, and
+    not our comment, was submitted by a person who stood there.
     """
     is_there = job.work_directory.endswith(f"/pods/{uid}")
-    return is_there and not job.command.startswith("/") and job.id.isdigit()
+    is_ours = job.comment == uid or not job.command.startswith("/")
+    return is_there and is_ours and job.id.isdigit()
 
 
 def find(
