@@ -168,6 +168,7 @@ class Slurm:
         self._runner = runner
         self._uid = os.getuid() if uid is None else uid
         self._partitions: tuple[str, ...] = ()
+        self._reader = parse.JobReader()
 
     async def submit(self, script: str, *, directory: Path, options: Iterable[str] = ()) -> str:
         """Submit a job and return its id.
@@ -236,7 +237,7 @@ class Slurm:
             f"--format={parse.squeue_format(mark)}",
         )
         # Ten thousand jobs take a tenth of a second, in which agents and kubectl wait for nobody.
-        return await asyncio.to_thread(lambda: parse.jobs(result.text, mark=mark))
+        return await asyncio.to_thread(lambda: self._reader.read(result.text, mark=mark))
 
     async def output(self, job_id: str) -> str | None:
         """The file that the job's script writes to, or None if slurmctld no longer knows the job.

@@ -70,9 +70,13 @@ def records(text: str, *, width: int, mark: str = "") -> Iterator[list[str]]:
     What is not a record (a warning in between) is left out.
     """
     for record in text.split(RECORD + mark):
-        fields = record.lstrip("\n").split(UNIT, width - 1)
+        fields = _fields(record, width)
         if len(fields) == width:
             yield fields
+
+
+def _fields(record: str, width: int) -> list[str]:
+    return record.lstrip("\n").split(UNIT, width - 1)
 
 
 def state(word: str) -> model.JobState:
@@ -94,26 +98,48 @@ def timestamp(text: str) -> float | None:
         return None
 
 
+class JobReader:
+    """Reads answers of squeue, and remembers the last one: most of ten thousand jobs are as they were."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, model.Job] = {}
+
+    def read(self, text: str, *, mark: str) -> dict[str, model.Job]:
+        """Return the jobs that squeue printed in :func:`squeue_format` of this mark, by id.
+
+        A job of which nothing has changed is the same object as the last time.
+        """
+        known, self._known = self._known, {}
+        found = {}
+        for record in text.split(RECORD + mark):
+            job = known.get(record) or _job(_fields(record, len(SQUEUE_FIELDS)))
+            if job is not None:
+                found[job.id] = self._known[record] = job
+        return found
+
+
 def jobs(text: str, *, mark: str = "") -> dict[str, model.Job]:
-    """Return the jobs that squeue printed in :func:`squeue_format` of this mark, by id."""
-    found = {}
-    for job_id, word, reason, nodes, partition, start, end, directory, command, name, comment in records(
-        text, width=len(SQUEUE_FIELDS), mark=mark
-    ):
-        found[job_id] = model.Job(
-            id=job_id,
-            state=state(word),
-            reason=_value(reason),
-            nodes=_value(nodes),
-            partition=partition,
-            start_time=timestamp(start),
-            end_time=timestamp(end),
-            work_directory=directory,
-            command=_value(command),
-            name=name,
-            comment=_value(comment),
-        )
-    return found
+    """Return the jobs of one answer of squeue, by id; see :class:`JobReader`."""
+    return JobReader().read(text, mark=mark)
+
+
+def _job(fields: list[str]) -> model.Job | None:
+    if len(fields) != len(SQUEUE_FIELDS):
+        return None
+    job_id, word, reason, nodes, partition, start, end, directory, command, name, comment = fields
+    return model.Job(
+        id=job_id,
+        state=state(word),
+        reason=_value(reason),
+        nodes=_value(nodes),
+        partition=partition,
+        start_time=timestamp(start),
+        end_time=timestamp(end),
+        work_directory=directory,
+        command=_value(command),
+        name=name,
+        comment=_value(comment),
+    )
 
 
 def accounting(text: str, *, mark: str = "") -> dict[str, model.Job]:

@@ -242,7 +242,8 @@ class Poller:
                 if job is None and self.snapshot.asked_at < watch.since:
                     has_news = True  # the question is older than the watch: absence proves nothing, the next one will
                     continue
-                if not watch.told or job != old.get(job_id):
+                was = old.get(job_id)
+                if not watch.told or (job is not was and job != was):
                     watch.told = has_news = True
                     watch.changed()
         return has_news

@@ -60,6 +60,18 @@ def test_free_text_tells_of_its_own_job_only(name: str, comment: str) -> None:
         assert found["1"].name == name
 
 
+def test_what_has_not_changed_is_not_read_again() -> None:
+    """Of ten thousand jobs few change between two answers; those that are gone are forgotten."""
+    rows = [(str(n), "RUNNING", "None", "c1", "p", "5", "N/A", "/w", "(null)", "n", "c") for n in range(3)]
+    reader = parse.JobReader()
+    first = reader.read(fake.squeue(*rows, end=parse.RECORD + "one"), mark="one")
+    rows[1] = ("1", "COMPLETED", *rows[1][2:])
+    second = reader.read(fake.squeue(*rows[:2], end=parse.RECORD + "two"), mark="two")
+    assert [job.state.value for job in second.values()] == ["RUNNING", "COMPLETED"]
+    assert second["0"] is first["0"]
+    assert len(reader._known) == 2
+
+
 def test_each_question_has_a_mark_of_its_own() -> None:
     """Which nobody can have written into a comment before it was asked."""
     assert parse.mark() != parse.mark()
