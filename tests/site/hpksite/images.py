@@ -106,6 +106,7 @@ class Layout:
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
         self._named: list[Json] = []
+        self._packed: dict[bytes, Json] = {}  # layers that several images share are compressed once
         (folder / "blobs" / "sha256").mkdir(parents=True)
 
     def add(self, name: str, image: Image) -> Json:
@@ -154,9 +155,14 @@ class Layout:
             "schemaVersion": 2,
             "mediaType": media,
             "config": self._json(config, config_media),
-            "layers": [self._blob(gzip.compress(layer, 6, mtime=0), layer_media) for layer in image.layers],
+            "layers": [{**self._layer(layer), "mediaType": layer_media} for layer in image.layers],
         }
         return self._json(manifest, media)
+
+    def _layer(self, layer: bytes) -> Json:
+        if layer not in self._packed:
+            self._packed[layer] = self._blob(gzip.compress(layer, 6, mtime=0), "")
+        return self._packed[layer]
 
     def _json(self, document: Json, media: str) -> Json:
         return self._blob(json.dumps(document, separators=(",", ":")).encode(), media)
