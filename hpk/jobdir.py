@@ -23,6 +23,12 @@ HOST_IP = "\0hostIP\0"
 NODE_HOSTS = "\0nodeHosts\0"
 """Stands for the compute node's own /etc/hosts in a plan."""
 
+# Signals to a job's script that only HPK sends: real-time ones, which no user's habit and no tool of a site uses.
+WARNING_SIGNAL = 50
+"""The job nears its time limit (sbatch(1), --signal)."""
+END_SIGNAL = 51
+"""The pod is to end: the kubelet cannot reach the agent by the link."""
+
 # Where the sandbox finds what the job script binds into it (hpk.sif has these directories).
 SANDBOX_POD = "/run/hpk/pod"
 SANDBOX_IMAGES = "/run/hpk/images"

@@ -158,6 +158,19 @@ class Dns(TypedDict):
     options: list[tuple[str, str | None]]
 
 
+class Warning(TypedDict):  # noqa: A001 - the field's word
+    """What the agent does when Slurm says that the job nears its time limit; seconds from then on.
+
+    ``end_after``: When it ends the pod, so that its grace is over before the limit is; None leaves that to Slurm.
+    ``signal``, ``signal_after``: What the containers' first processes are sent, and when, where the pod's sbatch
+    flags ask for it (``--signal``).  The job's script hands on that signal from others as well.
+    """
+
+    end_after: float | None
+    signal: int | None
+    signal_after: float
+
+
 class PodPlan(TypedDict):
     """``spec.json``: all that the agent must know to run the pod.
 
@@ -187,6 +200,7 @@ class PodPlan(TypedDict):
     volumes: list[Volume]
     containers: list[ContainerPlan]
     fs_group: NotRequired[int | None]
+    warning: NotRequired[Warning]
     disk_limits: NotRequired[list[DiskLimit]]
     log_limits: NotRequired[LogLimits]
 

@@ -227,7 +227,7 @@ class Container:
 
     def _exceed_memory(self) -> None:
         self._is_over_memory = True
-        self._signal(9)
+        self.signal(9)
 
     async def _accompany(self) -> None:
         """What happens beside the process: the postStart hook, then the probes."""
@@ -296,11 +296,11 @@ class Container:
             await limit.allows(self._pre_stop(hook))
         if turn is not None:
             await limit.allows(turn.wait())
-        self._signal(signal_number(self.plan["stop_signal"]))
+        self.signal(signal_number(self.plan["stop_signal"]))
         least = LEAST_SECONDS if hook or turn else 0.0
         if not await limit.allows(self._is_down.wait(), least_seconds=least):
             self._was_killed = True
-            self._signal(9)
+            self.signal(9)
             await self._is_down.wait()
 
     async def _pre_stop(self, hook: dict[str, object]) -> None:
@@ -309,7 +309,8 @@ class Container:
             self._all.reporter.event("Warning", "FailedPreStopHook", "PreStopHook failed", container=name)
             print(f"container {name}: {failure}", flush=True)  # noqa: T201 - the job's output is the log
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
+        """Send a signal to its process, if that lives."""
         if self._process and self._all.reaper.is_running(self._process):
             os.kill(self._process, number)
 

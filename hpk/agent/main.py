@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpk import records
 
 
-ENDING_SIGNALS = (_signal.SIGINT, _signal.SIGUSR1, _signal.SIGTERM)
+ENDING_SIGNALS = (_signal.SIGINT, _signal.SIGTERM, jobdir.WARNING_SIGNAL, jobdir.END_SIGNAL)
 
 
 class Start:

@@ -142,6 +142,12 @@ class Pod:
             self._set_timer(ahead_seconds)
         return self._all.reporter.set_clock(ahead_seconds)
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the first process of each container that runs."""
+        for one in self._containers:
+            if one.plan["kind"] != "ephemeral":
+                one.signal(number)
+
     def evict(self, message: str) -> None:
         """End the pod for what it takes of the disk, as quickly as the kubelet does."""
         self._all.reporter.event("Warning", "Evicted", message)

@@ -11,7 +11,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import hpk
-from hpk.agent import cgroup, disk, logs, pod, processes, report, sessions, supervise
+from hpk.agent import cgroup, disk, logs, pod, processes, report, sessions, signals, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,10 +47,7 @@ async def _run(start: main.Start) -> int:
     surroundings = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop), job=job)
     the_pod = pod.Pod(surroundings, begun=start.begun)
     loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
-    loop.add_signal_handler(signal.SIGTERM, the_pod.end, "Signalled")
-    loop.add_signal_handler(signal.SIGUSR1, the_pod.end, "TimeLimit")
-    loop.add_signal_handler(signal.SIGINT, the_pod.end, "Signalled")
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT))
+    signals.listen(loop, the_pod, start.plan.get("warning"))
 
     def faulted(why: str) -> None:
         reporter.event("Warning", "AgentFault", why)

@@ -101,6 +101,7 @@ class JobPlan:
         sandbox: The argv that starts the agent in the sandbox; ``$`` in it is for the job's shell.
         scratch: The directory on the compute node, expanded by the job's shell.
         cleanup: The argv that removes the scratch directory with the ids that made it.
+        signals: Numbers of the signals to the job's shell that the agent is to have.
     """
 
     directives: dict[str, str | None]
@@ -109,6 +110,7 @@ class JobPlan:
     sandbox: list[str]
     scratch: str
     cleanup: list[str]
+    signals: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)

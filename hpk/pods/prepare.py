@@ -20,7 +20,6 @@ import msgspec
 from hpk import errors, jobdir
 from hpk.images import reference
 from hpk.pods import admit, model, runtime, script, translate
-from hpk.slurm import parse
 from hpk.volumes import plan as volume_plan
 from hpk.volumes import sources
 
@@ -197,12 +196,8 @@ class Preparer:
 
     def _job(self, pod: v1.Pod, plan: records.PodPlan) -> model.JobPlan:
         directory = self._state.pod(pod.metadata.uid)
-        limit = {**self._site.settings_flags, **admit.job_flags(pod)}.get("time")
-        seconds = parse.duration(limit) if limit else None
         commands = self._launcher.commands(plan, directory=directory.root)
-        return translate.job_plan(
-            pod, site=self._site, directory=Path(directory.root), time_limit=seconds, commands=commands
-        )
+        return translate.job_plan(pod, site=self._site, directory=Path(directory.root), commands=commands)
 
     # Images
 

@@ -33,6 +33,7 @@ def render(plan: model.JobPlan) -> str:
         sandbox=" ".join(shell_word(word) for word in plan.sandbox),
         cleanup=" ".join(shell_word(word) for word in plan.cleanup),
         scratch=plan.scratch,
+        signals=plan.signals,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from hpk import errors, jobdir
 from hpk.kube import quantity, v1
-from hpk.pods import admit, disk, environment, model, resources
+from hpk.pods import admit, disk, environment, model, resources, warning
 from hpk.slurm import flags
 from hpk.volumes import plan as volume_plan
 
@@ -34,9 +34,6 @@ fe00::1\tip6-allnodes
 fe00::2\tip6-allrouters
 """
 SAFE_NAME_LENGTH = 100
-SIGNAL_MARGIN_SECONDS = 15
-SIGNAL_ERROR_SECONDS = 60
-"""Slurm may send an early warning a minute earlier than asked (sbatch(1), --signal)."""
 
 TASK_COUNTS = frozenset({"ntasks-per-node", "ntasks-per-socket", "ntasks-per-core"})
 """Options that say how many tasks there are, together with the number of nodes."""
@@ -123,6 +120,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "disk_limits": disk.limits(pod),
         "has_one_id": site.has_one_id,
         "share_processes": pod.spec.share_process_namespace,
+        "warning": warning.early(pod, _options(pod, site)).plan,
     }
     if (added := dns(pod)) is not None:
         plan["dns"] = added
@@ -321,14 +319,18 @@ def dns(pod: v1.Pod) -> records.Dns | None:
     }
 
 
-def directives(pod: v1.Pod, *, site: Site, directory: Path, time_limit: int | None) -> dict[str, str | None]:
+def _options(pod: v1.Pod, site: Site) -> dict[str, str | None]:
+    """The sbatch options that the settings and the pod itself ask for; the pod's win."""
+    return flags.layered(site.settings_flags, admit.job_flags(pod))
+
+
+def directives(pod: v1.Pod, *, site: Site, directory: Path) -> dict[str, str | None]:
     """The job's ``#SBATCH`` options: ours, then the settings', then the pod's own, which win.
 
     Args:
         pod: An admitted pod.
         site: Of this kubelet.
         directory: The pod's own.
-        time_limit: Seconds, where the options name one.
     """
     asked = resources.request(pod)
     uid = pod.metadata.uid
@@ -342,33 +344,33 @@ def directives(pod: v1.Pod, *, site: Site, directory: Path, time_limit: int | No
         options["mem"] = f"{-(-asked.memory_bytes // (1 << 20))}M"
     if asked.gpus:
         options["gres"] = f"gpu:{asked.gpus}"
-    asked_for = flags.layered(site.settings_flags, admit.job_flags(pod))
+    asked_for = _options(pod, site)
     if asked_for.keys() & TASK_COUNTS or (asked_for.get("nodes") or "1") not in {"1", "1-1"}:
         del options["ntasks"]  # sbatch would take it for the number of all tasks, and the other for a bound
     options = flags.layered(options, asked_for)
-    lead = pod.spec.termination_grace_period_seconds + SIGNAL_MARGIN_SECONDS
-    if time_limit is None or time_limit > 2 * (lead + SIGNAL_ERROR_SECONDS):
-        options["signal"] = f"B:USR1@{lead}"
+    options.pop("signal", None)
+    if directive := warning.early(pod, asked_for).directive:
+        options["signal"] = directive
     # The pod's directory is the third place where a job's pod is found, whatever the user's flags say.
     options |= {"chdir": str(directory), "output": str(directory / "job.out"), "error": str(directory / "job.out")}
     return {**options, "no-requeue": None, "open-mode": "append"}
 
 
 def job_plan(  # noqa: D417 - site, pod as above
-    pod: v1.Pod, *, site: Site, directory: Path, time_limit: int | None, commands: sandbox.Commands
+    pod: v1.Pod, *, site: Site, directory: Path, commands: sandbox.Commands
 ) -> model.JobPlan:
     """What ``script.sh`` is rendered from.
 
     Args:
         directory: The pod's own, on the shared file system.
-        time_limit: Seconds, where the options name one.
         commands: How this site starts and cleans a sandbox.
     """
     return model.JobPlan(
-        directives=directives(pod, site=site, directory=directory, time_limit=time_limit),
+        directives=directives(pod, site=site, directory=directory),
         prelude=site.prelude,
         directory=directory,
         sandbox=commands.start,
         scratch=commands.scratch,
         cleanup=commands.clean,
+        signals=warning.early(pod, _options(pod, site)).signals,
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpk import errors
+from hpk import errors, jobdir
 from hpk.slurm import parse as slurm_parse
 
 if TYPE_CHECKING:
@@ -65,7 +67,6 @@ FORBIDDEN = {
     "open-mode": _FILES,
     "chdir": "the job runs in the pod's directory; set workingDir in the container",
     "requeue": "Kubernetes itself replaces a pod that is lost",
-    "signal": "HPK asks for its own signal to keep the pod's grace period",
     "export": _ENVIRONMENT,
     "export-file": _ENVIRONMENT,
     "get-user-env": _ENVIRONMENT,
@@ -85,6 +86,50 @@ FORBIDDEN = {
     "version": _SUBMISSION,
 }
 """Options that would break the pod, each with the reason that its owner reads."""
+
+SIGNAL_SECONDS = 60
+"""How long before the time limit Slurm sends the signal of ``--signal`` if the option does not say."""
+MOST_SIGNAL_SECONDS = 0xFFFF
+"""Slurm keeps the seconds in 16 bits."""
+_SIGNAL = re.compile(
+    r"(?:(?P<letters>B|R|BR|RB):)?(?:SIG)?(?P<signal>[A-Z]+\d?|\d+)(?:@(?P<seconds>\d+))?", re.IGNORECASE
+)
+_UNUSABLE = frozenset({signal.SIGKILL, signal.SIGSTOP, 32, 33, jobdir.WARNING_SIGNAL, jobdir.END_SIGNAL})
+"""Those that cannot be caught, the C library's, and ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signal:
+    """What ``--signal`` asks for.
+
+    Attributes:
+        number: Of the signal.
+        seconds: How long before the job's time limit it is sent.
+        may_overlap: Whether the job may start into a reservation (the option's ``R``).
+    """
+
+    number: int
+    seconds: int
+    may_overlap: bool
+
+
+def signal_of(value: str) -> Signal:
+    """What a value of ``--signal`` asks for (sbatch(1)).  ``B`` says nothing here: the pod is in the job's script.
+
+    Raises:
+        ValueError: It asks for nothing that a program can receive.
+    """
+    found = _SIGNAL.fullmatch(value.strip())
+    if found is None:
+        raise ValueError(f"'{value}' is not a signal and the seconds before the time limit, such as USR1@120")
+    word, seconds = found["signal"].upper(), int(found["seconds"] or SIGNAL_SECONDS)
+    known = {one.name.removeprefix("SIG"): one for one in signal.Signals}
+    number = int(word) if word.isdecimal() else int(known.get(word, 0))
+    if number in _UNUSABLE or not 1 <= number <= signal.SIGRTMAX:
+        raise ValueError(f"{word} is not a signal that a program can receive; use one such as USR1")
+    if seconds > MOST_SIGNAL_SECONDS:
+        raise ValueError(f"{seconds} s before the time limit is more than Slurm's {MOST_SIGNAL_SECONDS} s")
+    return Signal(number=number, seconds=seconds, may_overlap="R" in (found["letters"] or "").upper())
 
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -250,6 +295,11 @@ def _check_value(name: str, value: str | None, *, source: str) -> None:
     if name in ("time", "time-min") and value is not None:
         try:
             slurm_parse.duration(value)
+        except ValueError as error:
+            raise _refusal(source, f"--{name}: {error}") from error
+    if name == "signal" and value is not None:
+        try:
+            signal_of(value)
         except ValueError as error:
             raise _refusal(source, f"--{name}: {error}") from error
 

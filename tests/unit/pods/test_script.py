@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpk.kube import v1
 from hpk.pods import script, translate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GOLDEN = Path(__file__).parent / "golden"
 DIRECTORY = Path("/home/alice/.hpk/pods/0b4e")
@@ -44,27 +49,26 @@ def pod(*containers: dict[str, Any], annotations: dict[str, str] | None = None, 
 
 
 PODS = {
-    "plain": (pod(), site(), None),
+    "plain": (pod(), site()),
     "requests": (
         pod(
             {"name": "a", "resources": {"requests": {"cpu": "1500m"}, "limits": {"memory": "1Gi", "nvidia.com/gpu": 2}}}
         ),
         site(),
-        None,
     ),
     "flags": (
         pod(annotations={"slurm.hpk.io/flags": "-J 'my \"job\"' --comment='a b' -p gpu --time=1 --hold -c 4"}),
         site(settings_flags={"account": "physics", "partition": "cpu"}, prelude="module load apptainer"),
-        60,
     ),
+    "signal": (pod(annotations={"slurm.hpk.io/flags": "--signal=B:USR1@600"}), site()),
 }
 
 
 @pytest.mark.parametrize("name", PODS)
 def test_scripts_are_as_they_were_read_and_agreed(name: str) -> None:
     """Each kind of pod has its golden script; a change of one is seen in review."""
-    one, where, limit = PODS[name]
-    plan = translate.job_plan(one, site=where, directory=DIRECTORY, time_limit=limit, commands=COMMANDS)  # type: ignore[arg-type]
+    one, where = PODS[name]
+    plan = translate.job_plan(one, site=where, directory=DIRECTORY, commands=COMMANDS)  # type: ignore[arg-type]
     assert script.render(plan) == (GOLDEN / f"{name}.sh").read_text()
 
 
@@ -83,13 +87,6 @@ def test_directives_are_quoted_as_sbatch_reads_them(value: str | None, line: str
     assert script.directive("x", value) == line
 
 
-def test_a_signal_is_asked_for_only_where_the_limit_leaves_room() -> None:
-    """Slurm may warn a minute early: a job of one minute would be told to end as it starts."""
-    for limit, is_asked in ((60, False), (300, True), (None, True)):
-        options = translate.directives(pod(), site=site(), directory=DIRECTORY, time_limit=limit)
-        assert ("signal" in options) == is_asked
-
-
 def test_hosts_name_the_pod_and_its_aliases() -> None:
     """/etc/hosts is the kubelet's, with the address left to the agent."""
     one = pod(hostname="web", subdomain="sub", hostAliases=[{"ip": "192.0.2.7", "hostnames": ["foo", "bar"]}])
@@ -99,27 +96,77 @@ def test_hosts_name_the_pod_and_its_aliases() -> None:
     assert text.endswith("\n# Entries added by HostAliases.\n192.0.2.7\tfoo\tbar\n")
 
 
+ENVIRONMENT = {**os.environ, "SLURMD_NODENAME": "c1", "HOSTNAME": "login1"}
+"""Of a job: sbatch hands on the name of the host where it was called."""
+
+
+def rendered(one: v1.Pod, scratch: str, program: str) -> str:
+    """The pod's script with a shell program in place of Apptainer."""
+    commands = SimpleNamespace(start=["bash", "-c", program], scratch=scratch, clean=["true"])
+    plan = translate.job_plan(one, site=site(), directory=DIRECTORY, commands=commands)  # type: ignore[arg-type]
+    return script.render(plan)
+
+
 def test_what_killed_jobs_have_left_is_swept(tmp_path: Path) -> None:
-    """Directories whose shell is gone and that nobody holds; others, and the job's own while it runs, stay."""
-    gone, lives, held, foreign = (
+    """Directories whose shell is gone and that nobody holds; others, and the job's own while it runs, stay.
+
+    So does what belongs to another node: scratch may be shared, with locks that are each node's own.
+    """
+    gone, lives, held, foreign, elsewhere = (
         tmp_path / name
-        for name in ("hpk-a.4194305.abcdef", f"hpk-b.{os.getpid()}.abcdef", "hpk-c.4194305.abcdef", "hpk-notes")
+        for name in (
+            "hpk-a.c1.4194305.abcdef",
+            f"hpk-b.c1.{os.getpid()}.abcdef",
+            "hpk-c.c1.4194305.abcdef",
+            "hpk-notes",
+            "hpk-d.c2.4194305.abcdef",
+        )
     )
-    for path in (gone, lives, held, foreign):
+    for path in (gone, lives, held, foreign, elsewhere):
         (path / "images").mkdir(parents=True)
-    commands = SimpleNamespace(
-        start=["sh", "-c", f"while [ -e {gone} ]; do sleep 0.01; done; ls {tmp_path} > {tmp_path}/seen"],
-        scratch=f"{tmp_path}/hpk-0b4e",
-        clean=["true"],
+    text = rendered(
+        pod(), f"{tmp_path}/hpk-0b4e", f"while [ -e {gone} ]; do sleep 0.01; done; ls {tmp_path} > {tmp_path}/seen"
     )
-    plan = translate.job_plan(pod(), site=site(), directory=DIRECTORY, time_limit=None, commands=commands)  # type: ignore[arg-type]
     lock = os.open(held, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        subprocess.run(["bash", "-c", script.render(plan)], check=True, timeout=100)
+        subprocess.run(["bash", "-c", text], check=True, timeout=100, env=ENVIRONMENT)
     finally:
         os.close(lock)
     seen = (tmp_path / "seen").read_text().split()
-    assert [name for name in seen if name.startswith("hpk-0b4e.")]
+    assert [name for name in seen if name.startswith("hpk-0b4e.c1.")]
     left = {path.name for path in tmp_path.iterdir()} - {"seen"}
-    assert left == {lives.name, held.name, foreign.name}
+    assert left == {lives.name, held.name, foreign.name, elsewhere.name}
+
+
+@pytest.mark.parametrize(
+    ("flags", "heard"), [("", ["TERM"]), ("--signal=USR2@300", ["USR2", "TERM"]), ("--signal=HUP", ["HUP", "TERM"])]
+)
+def test_a_job_s_signals_reach_the_pod_only_where_they_are_asked_for(
+    tmp_path: Path, flags: str, heard: list[str]
+) -> None:
+    """Whatever scancel sends, the script goes on until the agent has ended, and ends as it did."""
+    (tmp_path / "heard").touch()
+    agent = (
+        f'for s in HUP USR1 USR2 ALRM TERM; do trap "echo $s >> {tmp_path}/heard" $s; done; touch {tmp_path}/up;'
+        f" until grep -q TERM {tmp_path}/heard; do sleep 0.01; done; exit 7"
+    )
+    one = pod(annotations={"slurm.hpk.io/flags": flags})
+    job = subprocess.Popen(["bash", "-c", rendered(one, f"{tmp_path}/hpk-0b4e", agent)], env=ENVIRONMENT)
+    try:
+        until((tmp_path / "up").exists)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGRTMIN + 3):
+            job.send_signal(number)
+        for name in heard[:-1]:
+            until(lambda name=name: name in (tmp_path / "heard").read_text())  # type: ignore[misc]
+        job.terminate()
+        assert job.wait(timeout=100) == 7
+    finally:
+        job.kill()
+    assert (tmp_path / "heard").read_text().split() == heard
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until it holds."""
+    while not holds():
+        time.sleep(0.005)

@@ -231,9 +231,9 @@ def test_what_a_pod_adds_to_its_resolv_conf_counts_whatever_its_policy(policy: s
     assert "dns" not in planned(pod(dnsPolicy="Default"))
 
 
-def options(one: v1.Pod, *, time_limit: int | None = None) -> dict[str, str | None]:
+def options(one: v1.Pod) -> dict[str, str | None]:
     """The job's options."""
-    return translate.directives(one, site=SITE, directory=Path("/d/pods/u"), time_limit=time_limit)
+    return translate.directives(one, site=SITE, directory=Path("/d/pods/u"))
 
 
 def test_the_pods_own_flags_win_but_for_what_finds_the_job_again() -> None:
@@ -272,12 +272,6 @@ def test_the_pods_memory_by_cpu_replaces_what_hpk_derives() -> None:
     )
     assert (made["mem-per-cpu"], made["cpus-per-gpu"], made["gres"]) == ("2G", "4", "gpu:1")
     assert not made.keys() & {"mem", "cpus-per-task"}
-
-
-@pytest.mark.parametrize(("time_limit", "signal"), [(None, "B:USR1@45"), (3600, "B:USR1@45"), (60, None)])
-def test_slurm_warns_early_enough_for_the_grace(time_limit: int | None, signal: str | None) -> None:
-    """Unless the whole time limit is hardly longer than the warning."""
-    assert options(pod(), time_limit=time_limit).get("signal") == signal
 
 
 def test_memory_is_rounded_up_and_gpus_become_gres() -> None:

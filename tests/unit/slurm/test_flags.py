@@ -56,6 +56,10 @@ def test_read(text: str, options: dict[str, str | None]) -> None:
         ("-z", "-z is not an option"),
         ("--time=1h", "'1h' is not a time limit"),
         ("--comment='a\nb'", "line break"),
+        ("--signal=KILL", "KILL is not a signal that a program can receive"),
+        ("--signal=50@10", "50 is not a signal that a program can receive"),
+        ("--signal=USR1@1h", "'USR1@1h' is not a signal"),
+        ("--signal=USR1@70000", "more than Slurm's 65535 s"),
         ("--", "'--' is not an option"),
         ("-", "'-' is not an option"),
     ],
@@ -150,3 +154,17 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except errors.PodRefused:
         return
     assert set(options) <= flags.KNOWN - set(flags.FORBIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "seconds", "may_overlap"),
+    [
+        ("USR1", 10, 60, False),
+        ("b:SIGusr1@120", 10, 120, False),
+        ("RB:12@5", 12, 5, True),
+        ("R:HUP", 1, 60, True),
+    ],
+)
+def test_signals_are_read_as_sbatch_reads_them(value: str, number: int, seconds: int, may_overlap: bool) -> None:  # noqa: FBT001
+    """By name or number, with the letters before it and the seconds behind it."""
+    assert flags.signal_of(value) == flags.Signal(number=number, seconds=seconds, may_overlap=may_overlap)

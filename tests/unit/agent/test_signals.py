@@ -1,0 +1,84 @@
+"""What signals to the agent do to its pod."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpk import jobdir
+from hpk.agent import signals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpk import records
+
+
+class Pod:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str | int] = []
+        self.news = asyncio.Event()
+
+    def end(self, reason: str) -> None:
+        self.told.append(reason)
+        self.news.set()
+
+    def signal(self, number: int) -> None:
+        self.told.append(number)
+        self.news.set()
+
+    async def until(self, told: list[str | int]) -> None:
+        """Wait until it was told this."""
+        async with asyncio.timeout(30):
+            while self.told != told:
+                self.news.clear()
+                await self.news.wait()
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Leave no handler behind."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, jobdir.WARNING_SIGNAL)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def listening(plan: records.Warning | None) -> Pod:
+    """A pod whose signals are heard."""
+    pod = Pod()
+    signals.listen(asyncio.get_running_loop(), pod, plan)
+    return pod
+
+
+async def test_slurm_s_warning_ends_the_pod_in_time() -> None:
+    """The time limit is told apart from SIGTERM, which only says that the job ends."""
+    pod = listening({"end_after": 0.0, "signal": None, "signal_after": 0.0})
+    os.kill(os.getpid(), jobdir.WARNING_SIGNAL)
+    await pod.until(["TimeLimit"])
+    os.kill(os.getpid(), signal.SIGTERM)
+    await pod.until(["TimeLimit", "Signalled"])
+
+
+async def test_the_user_s_signal_comes_before_the_end() -> None:
+    """What --signal asks for goes to the containers, and the pod's end begins when it must."""
+    pod = listening({"end_after": 0.05, "signal": signal.SIGUSR1, "signal_after": 0.0})
+    os.kill(os.getpid(), jobdir.WARNING_SIGNAL)
+    await pod.until([signal.SIGUSR1, "TimeLimit"])
+
+
+async def test_a_signal_that_was_asked_for_is_handed_on_and_ends_nothing() -> None:
+    """Once, though scancel --full reaches the agent by several ways."""
+    pod = listening({"end_after": None, "signal": signal.SIGUSR1, "signal_after": 0.0})
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await pod.until([signal.SIGUSR1, "Signalled"])

@@ -1,0 +1,60 @@
+#!/bin/bash
+#SBATCH --job-name=lab/demo
+#SBATCH --comment=0b4e
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=1
+#SBATCH --signal=B:50@600
+#SBATCH --chdir=/home/alice/.hpk/pods/0b4e
+#SBATCH --output=/home/alice/.hpk/pods/0b4e/job.out
+#SBATCH --error=/home/alice/.hpk/pods/0b4e/job.out
+#SBATCH --no-requeue
+#SBATCH --open-mode=append
+# A pod of Kubernetes, run by HPK.  Everything about it is in spec.json in this job's working directory.
+echo "stages script=$EPOCHREALTIME"
+# The address that this host speaks from.
+HPK_HOST_IP=$(ip -4 -o route get 192.0.2.1 2>/dev/null) HPK_HOST_IP=${HPK_HOST_IP##* src } HPK_HOST_IP=${HPK_HOST_IP%% *}
+HPK_SCRATCH="${TMPDIR:-/tmp}/hpk-0b4e"
+umask 077
+# Whoever sends a signal means the pod (scancel(1), --batch): none must end this shell.  The agent is told of some, and
+# decides when the pod is over.  The others are ignored: of several that come at once bash's `wait` loses some.
+agent= early=
+pass() {
+  if [ "$agent" ]; then kill -"$1" $agent 2>/dev/null; else early+=" $1"; fi
+}
+trap '' HUP QUIT ABRT ALRM USR1 USR2 STKFLT VTALRM PROF XCPU IO PWR {34..64}
+trap 'pass TERM' TERM INT
+trap 'pass 50' 50
+trap 'pass 51' 51
+trap 'pass 10' 10
+# A directory that others could have made beforehand would be theirs: the last letters are for nobody to guess.  Scratch
+# may be shared by nodes, so the name tells whose process $$ is.
+[ -d "${HPK_SCRATCH%/*}" ] || mkdir -p "${HPK_SCRATCH%/*}" || exit 1
+HPK_SCRATCH=$(mktemp -d "$HPK_SCRATCH.$SLURMD_NODENAME.$$.XXXXXX") || exit 1
+exec {lock}<"$HPK_SCRATCH"
+# Files of subordinate ids can be removed only by the same ids; the agent does it unless it was killed.
+remove() {
+  rmdir "$HPK_SCRATCH" 2>/dev/null || { apptainer exec --fakeroot /home/alice/.hpk/hpk.sif rm -rf "$HPK_SCRATCH"; rm -rf "$HPK_SCRATCH"; } 2>/dev/null
+}
+# What jobs of this node that were killed outright have left: their shells are gone, and nobody holds the lock.
+sweep() {
+  local owner
+  for HPK_SCRATCH in "${HPK_SCRATCH%/*}"/hpk-*."$SLURMD_NODENAME".*.??????; do
+    owner=${HPK_SCRATCH%.*} owner=${owner##*.}
+    [ -O "$HPK_SCRATCH" ] && ! kill -0 "$owner" 2>/dev/null && flock -xn "$HPK_SCRATCH" true 2>/dev/null && remove
+  done
+}
+apptainer exec --bind "$HPK_SCRATCH:/run/hpk/scratch" /home/alice/.hpk/hpk.sif agent </dev/null &
+agent=$!
+for signal in $early; do pass "$signal"; done
+# Held by this shell and by what it has started, as long as any of it lives: others then leave the directory alone.
+flock -sn $lock 2>/dev/null
+sweep </dev/null >/dev/null 2>&1 &
+# A trapped signal ends `wait` early.
+while kill -0 $agent 2>/dev/null; do
+  wait $agent
+done
+wait $agent # bash remembers how it ended, whatever ended the last `wait`
+code=$?
+trap : TERM INT
+remove
+exit $code
