@@ -297,6 +297,17 @@ class Submission(TypedDict):
     submitted_at: float
 
 
+class Wish(TypedDict):
+    """``end.json``: the kubelet's wish to end the pod, for an agent that the link does not reach.
+
+    The same as the link's Terminate message; a later one may only shorten the grace.
+    """
+
+    grace_seconds: float
+    reason: str
+    message: str
+
+
 class Endpoint(TypedDict):
     """``run/endpoint.json``: where the kubelet listens for agents now; reread whenever the stream breaks."""
 

@@ -43,8 +43,12 @@ def main(arguments: list[str]) -> int:
     # Until the event loop can act on them: else a SIGTERM of these milliseconds would leave a pod without its end.
     _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING_SIGNALS)
     places = sandbox.Places()
-    with open(places.pod.plan, encoding="utf-8", errors="surrogateescape") as file:
-        plan: records.PodPlan = quickjson.loads(file.read())
+    try:
+        with open(places.pod.plan, encoding="utf-8", errors="surrogateescape") as file:
+            plan: records.PodPlan = quickjson.loads(file.read())
+    except FileNotFoundError:
+        print("The pod is over, and its plan is removed: nothing to do", flush=True)  # noqa: T201 - as below
+        return 0
     facts = sandbox.Facts(arguments)
     if facts.restart_count > 0:
         from hpk.agent import refuse  # noqa: PLC0415 - rare

@@ -11,7 +11,8 @@ import signal
 from typing import TYPE_CHECKING
 
 import hpk
-from hpk.agent import cgroup, disk, logs, pod, processes, report, sessions, signals, supervise
+from hpk import jobdir
+from hpk.agent import cgroup, disk, logs, pod, processes, report, sessions, signals, supervise, wishes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -60,10 +61,16 @@ async def _run(start: main.Start) -> int:
     linking = functools.partial(_link, start, the_pod, reporter, serve)
     link = asyncio.create_task(supervise.restarted(linking, name="link", on_fault=faulted), name="link")
     sweeper = asyncio.create_task(_sweep(reaper), name="sweep")
+    wished = wishes.Wishes(box.places.pod.wish, the_pod, is_connected=lambda: _is_connected(link))
+    loop.add_signal_handler(jobdir.END_SIGNAL, wished.signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {jobdir.END_SIGNAL})
+    looking = supervise.restarted(wished.watch, name="wishes", on_fault=faulted)
+    wishing = asyncio.create_task(looking, name="wishes")
     measure = functools.partial(disk.watch, box, on_exceeded=the_pod.evict)
     measuring = asyncio.create_task(supervise.restarted(measure, name="disk limits", on_fault=faulted), name="disk")
     await life
     measuring.cancel()
+    wishing.cancel()
     reporter.finish()
     surroundings.writer.close()
     cleaning = asyncio.create_task(asyncio.to_thread(_clean, start), name="clean")
@@ -72,7 +79,7 @@ async def _run(start: main.Start) -> int:
     await asyncio.wait({cleaning}, timeout=60)
     for task in (writing, link, sweeper):
         task.cancel()
-    await asyncio.gather(writing, link, sweeper, measuring, return_exceptions=True)
+    await asyncio.gather(writing, link, sweeper, measuring, wishing, return_exceptions=True)
     _say_stages(start)
     return 0
 
@@ -113,6 +120,11 @@ async def _link(
     link.start()
     reporter.attach(link)
     return link
+
+
+def _is_connected(link: asyncio.Task[client.LinkClient]) -> bool:
+    """Whether the kubelet can tell us by the link."""
+    return link.done() and not link.cancelled() and link.exception() is None and link.result().is_connected
 
 
 async def _acknowledged(link: asyncio.Task[client.LinkClient], start: main.Start, reporter: report.Reporter) -> None:

@@ -103,6 +103,8 @@ class LinkClient:
         self._sessions = peer.Sessions(on_session or _none)
         self._newest: tuple[int, bytes] | None = None
         self._news = asyncio.Event()
+        self.is_connected = False
+        """Whether the kubelet has welcomed us, and the stream has not broken since."""
         self._acknowledged = 0
         self._heard = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -157,12 +159,13 @@ class LinkClient:
             )
             try:
                 async for message in call:
-                    was_welcome = True
+                    was_welcome = self.is_connected = True
                     self._hear(message, dial)
                     welcomed.set()
             except grpc.RpcError:
                 pass
             finally:
+                self.is_connected = False
                 await self._sessions.close()
         return was_welcome
 

@@ -153,6 +153,13 @@ class Allocator(Protocol):
             errors.SlurmUnavailable: Not now.
         """
 
+    async def ask_to_end(self, allocation: Allocation) -> None:
+        """Have the pod that runs there end within its own grace, though its agent cannot be told.
+
+        Raises:
+            errors.SlurmUnavailable: Not now.
+        """
+
     async def recall(self, allocation: Allocation) -> AllocationState | None:
         """Return all that Slurm knows of one that is over, the exit code included; None if it knows nothing.
 

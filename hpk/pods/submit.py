@@ -145,6 +145,11 @@ class JobPerPod:
             sighting = self._sighting(allocation)
         return sighting is not None and sighting.job is not None
 
+    async def ask_to_end(self, allocation: model.Allocation) -> None:
+        """Send the job's script the signal that asks its agent to end the pod; never another pod's."""
+        if allocation.is_own and await self._has_number(allocation):
+            await self._slurm.cancel(allocation.job_id, signal=str(jobdir.END_SIGNAL))
+
     async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
         """Return what scontrol, or else sacct, says of a job that is over."""
         found = await self._slurm.details(allocation.job_id)

@@ -15,17 +15,21 @@ too many does no harm and a restart of the kubelet is just a first round.
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from hpk import jobdir
 from hpk.kube import v1
 from hpk.pods import ephemeral, events, gate, lastwords, launch, model, status
 
 if TYPE_CHECKING:
+    from hpk import records
     from hpk.pods import services
 
 LOG = structlog.get_logger(__name__)
@@ -40,13 +44,17 @@ COMPLETING_SECONDS = 300.0
 """The same for a job that Slurm says is ending: it speaks when the site's epilog is done, which may take minutes."""
 END_MARGIN_SECONDS = 10.0
 """What an agent may take beyond the grace before its job is cancelled."""
-DIAL_SECONDS = 10.0
-"""How long the agent of a job that has just started may take to dial, before its deleted pod's job is cancelled."""
+UNHEARD_SECONDS = 60.0
+"""The same where the agent is off the line: it may take half a minute to notice that, and the wish that is left for it
+in the pod's directory passes through the caches of a shared file system."""
+OFF_LINE_LOOK_SECONDS = 3.0
+"""How often the report of an agent off the line that should be ending is read."""
 FORCED_GRACE_SECONDS = 1.0
 END_LOOK_SECONDS = 5.0
 """After a pod's end its job should be over, too; jobs that end together are asked for together."""
 LOOK_AGAIN_SECONDS = 15.0
 SOON_SECONDS = 1.0
+EXCEEDED = "DeadlineExceeded"
 DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadline"
 
 
@@ -70,6 +78,7 @@ class Worker:
         self._last_words: tuple[model.AllocationState, str] | None = None
         self._off_line_since = time.monotonic()
         self._asked: float | None = None  # the grace that the agent was last asked for
+        self._wished: float | None = None  # the grace of the last wish that was left for an agent off the line
         self._cancel_at: float | None = None
         self.is_done = False
 
@@ -98,15 +107,17 @@ class Worker:
     async def _advance(self, pod: v1.Pod, started_at: datetime) -> float | None:
         """Do the next thing that brings the pod forward; the seconds until it should be tried again."""
         await self._adopt()
+        self._fail_past_deadline(pod)
         if self._allocation is not None or self._launch.failure is not None:
-            if self._must_end(pod):
-                return await self._end(pod)
+            if why := self._why_end(pod):
+                return await self._stop(_grace(pod), why)
             return _sooner(self._ephemeral.advance(pod), self._launch.tokens.advance(pod))
-        if pod.metadata.deletion_timestamp is not None or self._is_past_deadline(pod):
+        if pod.metadata.deletion_timestamp is not None:
             return None
         again = await self._launch.attempt(pod, started_at=started_at)
         self._follow()
-        return None if self._is_past_deadline(pod) else again
+        self._fail_past_deadline(pod)
+        return None if self._launch.failure else again
 
     async def _adopt(self) -> None:
         """Look once for a job that is there already."""
@@ -139,45 +150,63 @@ class Worker:
     # The end
 
     def _is_past_deadline(self, pod: v1.Pod) -> bool:
-        if self._started_at is None or launch.time_left(pod, self._started_at) != 0:
-            return False
-        is_queued = self._allocation is None or self._state(self._allocation).phase is model.Phase.QUEUED
-        if self._launch.failure is None and is_queued and self._s.agents.newest(self.uid) is None:
-            self._launch.failure = ("DeadlineExceeded", DEADLINE_MESSAGE)  # once the job has started it is the agent's
-        return self._launch.failure is not None
+        """Whether activeDeadlineSeconds, which may have been set or shortened since the pod started, are over."""
+        return self._started_at is not None and launch.time_left(pod, self._started_at) == 0
 
-    def _must_end(self, pod: v1.Pod) -> bool:
+    def _fail_past_deadline(self, pod: v1.Pod) -> None:
+        """Fail a pod that did not start in time; one that has is its agent's to end."""
+        is_queued = self._allocation is None or self._state(self._allocation).phase is model.Phase.QUEUED
+        if is_queued and self._is_past_deadline(pod) and self._s.agents.newest(self.uid) is None:
+            self._launch.failure = self._launch.failure or (EXCEEDED, DEADLINE_MESSAGE)
+
+    def _why_end(self, pod: v1.Pod) -> str:
+        """The reason (of `records.Ended`) for which the pod must end now; empty if it need not, or has."""
         if self._allocation is None or self._is_over():
-            return False
-        is_unwanted = pod.metadata.deletion_timestamp is not None or self._is_past_deadline(pod)
-        return is_unwanted or self._outlives_its_job()
+            return ""
+        if self._outlives_its_job():
+            return "Signalled"
+        if pod.metadata.deletion_timestamp is not None:
+            return "Deleted"
+        return EXCEEDED if self._is_past_deadline(pod) and not self._is_finished() else ""
 
     def _outlives_its_job(self) -> bool:
         """Whether the agent is there though Slurm has ended its job, as where a node's slurmd has died."""
         return self._is_released() and self._s.agents.is_connected(self.uid) and not self._is_finished()
 
-    async def _end(self, pod: v1.Pod) -> float | None:
-        """See that nothing of the pod runs on: ask the agent, and if it does not listen, cancel the job."""
-        return await self._stop(_grace(pod))
+    async def _stop(self, grace: float, reason: str) -> float:
+        """See that the pod ends within the grace: ask its agent, and cancel the job when the grace is over.
 
-    async def _stop(self, grace: float) -> float:
-        """Ask for the end within the grace; cancel when that is over.  Asked again only for a shorter grace."""
+        The agent is asked again only for a shorter grace.  If it is off the line, the wish is left in the pod's
+        directory: to cancel the job at once would cut the grace to Slurm's KillWait.
+        """
         now = time.monotonic()
-        reason = "Signalled" if self._outlives_its_job() else "Deleted"
-        if (self._asked is None or grace < self._asked) and self._s.agents.terminate(
-            self.uid, grace_seconds=grace, reason=reason
-        ):
+        is_shorter = self._asked is None or grace < self._asked
+        if is_shorter and self._s.agents.terminate(self.uid, grace_seconds=grace, reason=reason):
             self._asked = grace
             self._cancel_at = now + grace + END_MARGIN_SECONDS
-        elif self._cancel_at is None:
-            # No agent is on the line: the job waits, or has just started, and its agent will dial in a moment.
-            await self._release(only_queued=grace > FORCED_GRACE_SECONDS)
-            self._cancel_at = now + DIAL_SECONDS
-        elif now >= self._cancel_at and not self._is_released():
+        elif is_shorter and (self._wished is None or grace < self._wished):
+            await self._release(only_queued=True)
+            await self._leave_wish(grace, reason)
+            self._wished = grace
+            self._cancel_at = now + (0.0 if grace <= FORCED_GRACE_SECONDS else grace + UNHEARD_SECONDS)
+        if self._cancel_at is not None and now >= self._cancel_at and not self._is_released():
             self._log.warning("Cancelled a job whose pod did not end within its grace")
+            if reason == EXCEEDED:
+                self._launch.failure = (EXCEEDED, DEADLINE_MESSAGE)
             await self._release()
             self._cancel_at = now + END_MARGIN_SECONDS
-        return max(self._cancel_at - now, SOON_SECONDS)
+        longest = math.inf if self._s.agents.is_connected(self.uid) else OFF_LINE_LOOK_SECONDS
+        return min(max((self._cancel_at or now) - now, SOON_SECONDS), longest)
+
+    async def _leave_wish(self, grace: float, reason: str) -> None:
+        """Leave the wish to end the pod where its agent looks while it is off the line; on a full disk, signal it."""
+        wish: records.Wish = {"grace_seconds": grace, "reason": reason, "message": ""}
+        try:
+            await asyncio.to_thread(jobdir.write_json, self._directory.wish, wish)
+        except OSError as error:
+            self._log.warning("Cannot leave the wish to end a pod in its directory", error=str(error))
+            if self._allocation is not None and not self._is_released():
+                await self._s.allocator.ask_to_end(self._allocation)
 
     async def _release(self, *, only_queued: bool = False) -> None:
         if self._allocation is not None:
@@ -198,8 +227,16 @@ class Worker:
                 await self._release()
                 self._ended_at = time.monotonic()
             return LOOK_AGAIN_SECONDS
+        await self._remove_secrets()
         self._forget()
         return None
+
+    async def _remove_secrets(self) -> None:
+        """Remove the plan: nothing runs or will run, so that nobody needs its secrets, tokens and keys any more."""
+        try:
+            await asyncio.to_thread(Path(self._directory.plan).unlink, missing_ok=True)
+        except OSError as error:
+            self._log.warning("Cannot remove a finished pod's plan, which holds its secrets", error=str(error))
 
     def _is_removable(self, raw: dict[str, Any]) -> bool:
         """Whether asking to remove the object does any good: with finalizers it stays whatever we ask."""
@@ -221,7 +258,7 @@ class Worker:
         newest = self._s.agents.newest(self.uid) or await self._s.agents.read(self.uid)
         is_finished = bool(newest and newest["finished_at"])
         if not self._is_released() and not is_finished:
-            return min(await self._stop(FORCED_GRACE_SECONDS), LINK_SILENCE_SECONDS)
+            return min(await self._stop(FORCED_GRACE_SECONDS, "Deleted"), LINK_SILENCE_SECONDS)
         await asyncio.to_thread(shutil.rmtree, self._directory.root, ignore_errors=True)
         self._forget()
         self.is_done = True
@@ -374,7 +411,7 @@ class Worker:
         reason, message = status.job_failure(facts) or ("", "")
         told = {event["reason"] for event in facts.report["events"]} if facts.report else set()
         if reason and reason not in told:
-            kind: events.Kind = "Normal" if reason == "DeadlineExceeded" else "Warning"
+            kind: events.Kind = "Normal" if reason == EXCEEDED else "Warning"
             self._s.recorder.tell(pod, kind, reason, message, key="end")
 
 

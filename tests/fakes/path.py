@@ -33,6 +33,7 @@ class FakeAllocator:
         self.submitted: list[str] = []
         self.accounted: dict[str, model.AllocationState] = {}
         self.released: list[str] = []
+        self.signalled: list[str] = []
         self.found: dict[str, str] = {}
         self.claims: dict[str, str] = {}
         self.looked: list[str] = []
@@ -66,6 +67,9 @@ class FakeAllocator:
             return
         self.released.append(allocation.job_id)
         self.say(allocation.job_id, phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+
+    async def ask_to_end(self, allocation: model.Allocation) -> None:
+        self.signalled.append(allocation.job_id)
 
     async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
         return self.accounted.get(allocation.job_id)

@@ -548,3 +548,91 @@ async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(
     world.pods._services.submissions.release()
     second = world.pod("p2").metadata.uid
     await world.until(lambda: world.allocator.submitted == [uid, second])
+
+
+async def off_the_line(world: path.World) -> str:
+    """A running pod whose agent's stream has ended; its UID."""
+    uid = await running(world)
+    await world.agents.disconnected(uid)
+    return uid
+
+
+def wish(world: path.World, uid: str) -> Any:
+    """What was left for the pod's agent."""
+    return jobdir.read_json(world.state.pod(uid).wish)
+
+
+async def test_a_deleted_pod_keeps_its_grace_though_its_agent_is_off_the_line(world: path.World) -> None:
+    """The wish is left in its directory, the job is not cancelled under it, and its report is read from the file."""
+    uid = await off_the_line(world)
+    await world.delete(grace=600)
+    await world.until(lambda: wish(world, uid) == {"grace_seconds": 600.0, "reason": "Deleted", "message": ""})
+    ended = {"reason": "Deleted", "message": ""}
+    over = report(uid, 2, state="terminated", code=143, finished_at=2.0, ended=ended)
+    jobdir.write_json(world.state.pod(uid).report, over)
+    world.pods.mark(uid)
+    await world.until(lambda: not world.exists())
+    assert world.allocator.released == []
+
+
+async def test_a_job_whose_agent_hears_nothing_is_cancelled_when_the_grace_is_over(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs, or its node is cut off."""
+    monkeypatch.setattr(worker, "UNHEARD_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = await off_the_line(world)
+    await world.delete(grace=2)
+    await world.until(lambda: wish(world, uid) is not None)
+    assert world.allocator.released == []
+    await world.until(lambda: world.allocator.released == ["101"])
+
+
+@pytest.mark.parametrize("grace", [0, 1])
+async def test_a_forced_deletion_waits_for_no_agent_off_the_line(world: path.World, grace: int) -> None:
+    """Its job is cancelled at once."""
+    await off_the_line(world)
+    await world.delete(grace=grace)
+    await world.until(lambda: world.allocator.released == ["101"])
+
+
+async def test_an_agent_is_signalled_where_no_wish_can_be_left(world: path.World) -> None:
+    """A full home, or a directory that is gone, does not cut the pod's grace."""
+    uid = await off_the_line(world)
+    shutil.rmtree(world.state.pod(uid).root)
+    await world.delete(grace=600)
+    await world.until(lambda: world.allocator.signalled == ["101"])
+    assert world.allocator.released == []
+
+
+async def test_an_agent_that_comes_back_is_asked_by_the_link(world: path.World) -> None:
+    """The kubelet moved, and the agent has found the new one."""
+    uid = await off_the_line(world)
+    await world.delete(grace=30)
+    await world.until(lambda: wish(world, uid) is not None)
+    assert world.line.asked == []
+    await world.agents.connected(uid)
+    await world.until(lambda: world.line.asked == [(uid, 30.0)])
+
+
+async def test_a_deadline_that_is_set_on_a_running_pod_counts(world: path.World) -> None:
+    """The agent knows only the plan's: the kubelet asks it to end the pod, for this reason."""
+    uid = await running(world)
+    await world.api.patch(f"{path.PODS}/p", {"spec": {"activeDeadlineSeconds": 1}})
+    await world.until(lambda: world.line.reasons == ["DeadlineExceeded"])
+    ended = {"reason": "DeadlineExceeded", "message": "Pod was active on the node longer than the specified deadline"}
+    over = report(uid, 2, state="terminated", code=143, finished_at=2.0, ended=ended)
+    await world.agents.took_report(uid, over)
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert world.status()["reason"] == "DeadlineExceeded"
+
+
+async def test_a_finished_pod_s_secrets_leave_the_home(world: path.World) -> None:
+    """The plan goes when the job has ended; the logs and the report stay as long as the object does."""
+    uid = await running(world)
+    plan, script = Path(world.state.pod(uid).plan), Path(world.state.pod(uid).script)
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
+    await world.until(lambda: world.status()["phase"] == "Succeeded")
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    await world.until(lambda: not plan.exists())
+    await world.until(script.exists)
