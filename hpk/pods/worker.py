@@ -180,22 +180,26 @@ class Worker:
         directory: to cancel the job at once would cut the grace to Slurm's KillWait.
         """
         now = time.monotonic()
-        is_shorter = self._asked is None or grace < self._asked
-        if is_shorter and self._s.agents.terminate(self.uid, grace_seconds=grace, reason=reason):
+        is_connected = self._s.agents.is_connected(self.uid)
+        if not is_connected:
+            self._asked = None  # whether it has heard that nobody knows: a connection breaks some time before it ends
+            if self._wished is None or grace < self._wished:
+                await self._release(only_queued=True)
+                await self._leave_wish(grace, reason)
+                self._wished = grace
+                self._cancel_at = now + (0.0 if grace <= FORCED_GRACE_SECONDS else grace + UNHEARD_SECONDS)
+        elif (self._asked is None or grace < self._asked) and self._s.agents.terminate(
+            self.uid, grace_seconds=grace, reason=reason
+        ):
             self._asked = grace
             self._cancel_at = now + grace + END_MARGIN_SECONDS
-        elif is_shorter and (self._wished is None or grace < self._wished):
-            await self._release(only_queued=True)
-            await self._leave_wish(grace, reason)
-            self._wished = grace
-            self._cancel_at = now + (0.0 if grace <= FORCED_GRACE_SECONDS else grace + UNHEARD_SECONDS)
         if self._cancel_at is not None and now >= self._cancel_at and not self._is_released():
             self._log.warning("Cancelled a job whose pod did not end within its grace")
             if reason == EXCEEDED:
                 self._launch.failure = (EXCEEDED, DEADLINE_MESSAGE)
             await self._release()
             self._cancel_at = now + END_MARGIN_SECONDS
-        longest = math.inf if self._s.agents.is_connected(self.uid) else OFF_LINE_LOOK_SECONDS
+        longest = math.inf if is_connected else OFF_LINE_LOOK_SECONDS
         return min(max((self._cancel_at or now) - now, SOON_SECONDS), longest)
 
     async def _leave_wish(self, grace: float, reason: str) -> None:

@@ -615,6 +615,18 @@ async def test_an_agent_that_comes_back_is_asked_by_the_link(world: path.World) 
     await world.until(lambda: world.line.asked == [(uid, 30.0)])
 
 
+async def test_an_agent_whose_connection_broke_unnoticed_learns_of_the_deletion_all_the_same(world: path.World) -> None:
+    """The kubelet had asked it by a stream that led nowhere, for half a minute."""
+    uid = await running(world)
+    await world.delete(grace=30)
+    await world.until(lambda: world.line.asked == [(uid, 30.0)])
+    await world.agents.disconnected(uid)
+    await world.until(lambda: wish(world, uid) is not None)
+    await world.agents.connected(uid)
+    await world.until(lambda: world.line.asked == [(uid, 30.0)] * 2)
+    assert world.allocator.released == []
+
+
 async def test_a_deadline_that_is_set_on_a_running_pod_counts(world: path.World) -> None:
     """The agent knows only the plan's: the kubelet asks it to end the pod, for this reason."""
     uid = await running(world)
