@@ -184,8 +184,8 @@ class Worker:
         if not is_connected:
             self._asked = None  # whether it has heard that nobody knows: a connection breaks some time before it ends
             if self._wished is None or grace < self._wished:
+                await self._leave_wish(grace, reason)  # first, as Slurm may be away
                 await self._release(only_queued=True)
-                await self._leave_wish(grace, reason)
                 self._wished = grace
                 self._cancel_at = now + (0.0 if grace <= FORCED_GRACE_SECONDS else grace + UNHEARD_SECONDS)
         elif (self._asked is None or grace < self._asked) and self._s.agents.terminate(
