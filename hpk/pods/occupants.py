@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from hpk.kube import v1
 from hpk.pods import status
@@ -63,4 +66,5 @@ class Occupants:
 
     def _note_apart(self, uid: str, raw: Object) -> None:
         if uid not in self._apart and (raw["spec"].get("affinity") or {}).get("podAntiAffinity"):
-            self._apart[uid] = v1.pod(raw)
+            with contextlib.suppress(msgspec.ValidationError):  # its own worker says so; the watch must go on
+                self._apart[uid] = v1.pod(raw)

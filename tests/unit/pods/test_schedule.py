@@ -135,6 +135,13 @@ def test_pods_are_counted_as_a_scheduler_counts_them() -> None:
     assert len(node) == 2
 
 
+def test_a_pod_that_cannot_be_read_does_not_stop_the_watch() -> None:
+    """It counts, and its rules are passed over."""
+    odd = pod("a", affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": "all"}})
+    node = on_node(odd)
+    assert (len(node), list(node.apart())) == (1, [])
+
+
 def test_resources_that_slurm_does_not_know_are_shared_out() -> None:
     """What others have added to the node is nobody else's to count."""
     fpgas = {"example.com/fpga": Decimal(3)}
