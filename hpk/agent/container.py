@@ -195,11 +195,12 @@ class Container:
         end = self._all.reaper.wait(self._process, since=run.begun)
         self._is_down.clear()
         self.is_up.set()
-        self._now_running(run)
         kills = self._all.memory.kills.count()
         self._is_over_memory = self._was_killed = False
-        companion = asyncio.create_task(self._accompany())
+        companions: list[asyncio.Task[None]] = []
         try:
+            self._now_running(run)
+            companions.append(asyncio.create_task(self._accompany()))
             with self._within_memory(run):
                 status = await end
             leftovers.kill(run)
@@ -208,8 +209,9 @@ class Container:
             self.run = self.capture = None
             self.is_up.clear()
             self._is_down.set()
-            companion.cancel()
-            await asyncio.gather(companion, return_exceptions=True)
+            for companion in companions:
+                companion.cancel()
+            await asyncio.gather(*companions, return_exceptions=True)
         finished_at = time.time()
         if processes.exit_code(status) == _KILLED and not self._was_killed:
             self._is_over_memory |= self._all.memory.kills.rose(since=kills)

@@ -296,6 +296,34 @@ async def test_a_container_that_cannot_be_configured_waits_and_is_tried_again(
     assert bench.record("e")["state"] == "waiting"
 
 
+async def test_a_fault_of_the_agent_ends_one_run_and_not_the_pod(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its process does not live on unseen, its policy says what comes next, and the others go on."""
+    faults, now_running = [KeyError("unforeseen")], container.Container._now_running
+
+    def faulty(self: container.Container, run: runs.Run) -> None:
+        if self.plan["name"] == "c" and faults:
+            raise faults.pop()
+        now_running(self, run)
+
+    monkeypatch.setattr(container.Container, "_now_running", faulty)
+    first = {"c": 0}
+    task = bench.start(one("c", "sleep 30; exit 0"), one("d", "exit 0"), restart_policy="OnFailure")
+    await bench.until(lambda: bench.record("c")["state"] == "running")
+    first["c"] = next(iter(bench.processes.values()))
+    last = bench.record("c")["last_terminated"]
+    assert last
+    assert (last["exit_code"], last["reason"]) == (128, "StartError")
+    assert "KeyError: 'unforeseen'" in last["message"]
+    assert "Traceback" in capsys.readouterr().out
+    with pytest.raises(ProcessLookupError):
+        os.kill(first["c"], 0)
+    await bench.until(lambda: bench.exit_code("d") == 0)
+    bench.pod.end("Deleted", grace_seconds=0)
+    await ends(task)
+
+
 WAIT = "trap 'echo term; exit 7' TERM; echo up; while :; do sleep 0.02; done"
 
 
