@@ -105,7 +105,8 @@ class ContainerPlan(TypedDict):
     """One container, resolved: nothing in here needs the API server or the registry any more.
 
     ``seccomp_profile``: ``RuntimeDefault``, or ``Unconfined`` or nothing for no filter.
-    ``ephemeral`` ones are not in ``spec.json``: each comes over the link, in a Start message.  ``target`` is the
+    ``ephemeral`` ones are not in ``spec.json``: each comes over the link, in a Start message, as do those of others
+    whose image has changed.  ``target`` is the
     container whose processes such a one shares.
     """
 
@@ -220,7 +221,8 @@ class Terminated(TypedDict):
 class ContainerRecord(TypedDict):
     """What one container does now, in the words of ``v1.ContainerStatus``.
 
-    ``image_id`` is there for ephemeral containers, which no file tells of.
+    ``image_id`` is there for ephemeral containers, which no file tells of, and with ``image`` for those whose image
+    was changed while the pod ran: ``image`` is what the container runs, or will when it starts again.
     """
 
     state: Literal["waiting", "running", "terminated"]
@@ -233,6 +235,7 @@ class ContainerRecord(TypedDict):
     started: bool
     ready: bool
     container_id: str
+    image: NotRequired[str]
     image_id: NotRequired[str]
 
 

@@ -9,6 +9,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from hpk import jobdir
 from hpk.agent import (
     deadline,
     hooks,
@@ -64,6 +65,8 @@ class Container:
         self._is_over_memory = False
         self._was_killed = False
         """By us, because its time was over."""
+        self._has_changed = asyncio.Event()
+        """Whether its image was changed since its last start."""
 
     @property
     def record(self) -> records.ContainerRecord:
@@ -95,6 +98,7 @@ class Container:
                     return False
                 policy = self.plan["restart_policy"] or self._all.plan["restart_policy"]
                 again = restarts.should_restart(policy, exit_code=ended["exit_code"], is_init=self.is_init)
+                again = again or (self._has_changed.is_set() and not self.is_init)
                 if not again or not await self._pause(ended):
                     return ended["exit_code"] == 0
                 self._number += 1
@@ -125,7 +129,7 @@ class Container:
             self._all.reporter.event("Warning", "BackOff", text, container=name)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._wants_stop.wait()
+                    await first_of(self._wants_stop, self._has_changed)
         if self._wants_stop.is_set():
             self.record.update({"state": "terminated", "reason": "", "message": "", "terminated": ended})
             self._all.reporter.changed()
@@ -136,7 +140,11 @@ class Container:
     async def _run_once(self) -> records.Terminated | None:
         """One run, from crun to the last byte of its log; None if the container is stopped before it can be made."""
         begun: runs.Run | Exception
-        begun, self._begun = self._begun or begin(self._all, self.plan, self._number), None
+        if self._has_changed.is_set():
+            self._has_changed.clear()
+            begun = await self._begin_anew()
+        else:
+            begun, self._begun = self._begun or begin(self._all, self.plan, self._number), None
         while isinstance(begun, volumes.SubPathFailed):
             if not await self._wait_for_configuration(str(begun)):
                 return None
@@ -180,6 +188,35 @@ class Container:
             return await self._attend(begun, capture)
         finally:
             self._all.retire(begun)
+
+    async def _begin_anew(self) -> runs.Run | Exception:
+        """Begin the first run with a new image, which the pod may not have had."""
+        self.record["image_id"] = self.plan["image_id"]
+        try:
+            await self._mount()
+        except OSError as error:
+            return error
+        return begin(self._all, self.plan, self._number)
+
+    async def _mount(self) -> None:
+        """Mount the plan's image.
+
+        Raises:
+            OSError: It is not in sight, or no process can be had.
+        """
+        file, offset = self.plan["image_file"], self.plan["image_offset"]
+        box = self._all.box
+        if file.startswith(jobdir.SANDBOX_HOST + "/") and not os.path.exists(file):  # noqa: ASYNC240 - one look
+            raise FileNotFoundError(
+                f"Cannot see the image {self.plan['image']} in this pod, which has no path of its node's"
+                " (a hostPath volume, or an image that is a SIF file)"
+            )
+        async with self._all.mounting:  # two may need the same image
+            since = time.monotonic()
+            box.images.start(file, offset=offset)
+            if process := box.images.started(file, offset=offset):
+                status = await self._all.reaper.wait(process, since=since)
+                box.images.settled(file, offset=offset, status=status)
 
     async def _attend(self, run: runs.Run, capture: logs.Capture) -> records.Terminated:
         """From the start of the process to its end."""
@@ -270,6 +307,22 @@ class Container:
         self._all.reporter.event("Normal", "Killing", why, container=self.plan["name"])
         limit = deadline.Deadline(self._all.plan["grace_seconds"] if grace_seconds is None else grace_seconds)
         await self._terminate(limit, turn=None)
+
+    def change(self, plan: records.ContainerPlan) -> None:
+        """Run by another plan, of another image, from the next start on; which is now where it runs, but for an init.
+
+        As the kubelet does whose container's hash changes (kuberuntime_manager.go, computePodActions).
+        """
+        if plan["image"] == self.plan["image"]:
+            return
+        self.plan = plan
+        self.record["image"] = plan["image"]
+        self._back_off = restarts.BackOff()
+        self._has_changed.set()
+        self._all.reporter.changed()
+        if self.is_running and not self.is_init and not self._wants_stop.is_set():
+            why = f"Container {plan['name']} definition changed, will be restarted"
+            self._all.in_background(self.restart(why))
 
     # -- stopping -----------------------------------------------------------------------------------------------
 

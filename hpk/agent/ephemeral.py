@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
 from typing import TYPE_CHECKING
 
-from hpk import jobdir
 from hpk.agent import container, runs
 
 if TYPE_CHECKING:
@@ -63,26 +60,6 @@ class Ephemeral(container.Container):
         if self._wants_stop.is_set():
             return None
         return container.begin(self._all, self.plan, 0, neighbour=self._target.run if self._target else None)
-
-    async def _mount(self) -> None:
-        """Mount the image, which the pod may not have had.
-
-        Raises:
-            OSError: It is not in sight, or no process can be had.
-        """
-        file, offset = self.plan["image_file"], self.plan["image_offset"]
-        box = self._all.box
-        if file.startswith(jobdir.SANDBOX_HOST + "/") and not os.path.exists(file):  # noqa: ASYNC240 - one look
-            raise FileNotFoundError(
-                f"Cannot see the image {self.plan['image']} in this pod, which has no path of its node's"
-                " (a hostPath volume, or an image that is a SIF file)"
-            )
-        async with self._all.mounting:  # two may need the same image
-            since = time.monotonic()
-            box.images.start(file, offset=offset)
-            if process := box.images.started(file, offset=offset):
-                status = await self._all.reaper.wait(process, since=since)
-                box.images.settled(file, offset=offset, status=status)
 
     async def _wait_for(self, target: container.Container) -> None:
         """Wait until it runs, will not run, or the pod ends; and say so."""

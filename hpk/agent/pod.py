@@ -88,8 +88,12 @@ class Pod:
         return next((one for one in self._containers if one.plan["name"] == name), None)
 
     def add(self, plan: records.ContainerPlan) -> None:
-        """Start an ephemeral container, unless the pod has one of its name, or ends."""
+        """Start an ephemeral container, unless the pod has one of its name, or ends; or give another a new image."""
         name = plan["name"]
+        if plan["kind"] != "ephemeral":
+            if one := self.find(name):
+                one.change(plan)
+            return
         if self.find(name) or self._limit is not None or not self._has_begun:
             return
         reporter = self._all.reporter

@@ -330,6 +330,7 @@ class PodStatus(Model, frozen=True, kw_only=True):
     phase: str = "Pending"
     start_time: datetime | None = None
     conditions: list[Condition] = []
+    observed_generation: int = 0
 
 
 class Pod(Model, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpk import records
 
-PROTOCOL = 4
+PROTOCOL = 5
 SERVER_NAME = "hpk-kubelet"
 """The name in the kubelet's certificate, wherever it runs."""
 FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)

@@ -27,6 +27,8 @@ START_PROTOCOL = 3
 """The first that knows ephemeral containers."""
 RENEW_PROTOCOL = 4
 """The first that replaces the files of a volume."""
+CHANGE_PROTOCOL = 5
+"""The first that changes the images of containers that the pod has."""
 OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -132,7 +134,7 @@ class LinkServer:
         return stream is not None and stream.put(link_pb2.KubeletMessage(terminate=wish))
 
     def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
-        """Have a pod's agent start an ephemeral container; it may be said again: none of the same name is started.
+        """Have a pod's agent start an ephemeral container, or give another a new image; it may be said again.
 
         Raises:
             errors.AgentUnavailable: It is not on the line, does not listen, or is too old.
@@ -140,10 +142,12 @@ class LinkServer:
         stream = self._streams.get(uid)
         if stream is None:
             raise errors.AgentUnavailable("the pod's agent is not connected now")
-        if stream.hello.protocol < START_PROTOCOL:
+        is_ephemeral = plan["kind"] == "ephemeral"
+        if stream.hello.protocol < (START_PROTOCOL if is_ephemeral else CHANGE_PROTOCOL):
             version = stream.hello.agent_version
+            what = "ephemeral containers" if is_ephemeral else "changes of running pods' images"
             raise errors.AgentUnavailable(
-                f"the pod's agent is of version {version}, from before ephemeral containers; recreate the pod"
+                f"the pod's agent is of version {version}, from before {what}; recreate the pod"
             )
         if not stream.put(link_pb2.KubeletMessage(start=link_pb2.Start(json=_json(plan)))):
             raise errors.AgentUnavailable("the pod's agent does not listen")

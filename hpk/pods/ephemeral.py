@@ -46,15 +46,17 @@ class Ephemeral:
 
     def advance(self, pod: v1.Pod) -> float | None:
         """Bring each container that does not run yet forward; the seconds until one should be looked at again."""
-        if not pod.spec.ephemeral_containers:
-            return None
         newest = self._s.agents.newest(self.uid)
         if newest is None or newest["finished_at"]:
             return None  # nothing runs yet, or any more
-        missing = [c for c in pod.spec.ephemeral_containers if c.name not in newest["containers"]]
+        missing = self._missing(pod, newest)
         self._drop_all_but({container.name for container in missing})
         waits = [wait for container in missing if (wait := self._next(pod, container)) is not None]
         return min(waits, default=None)
+
+    def _missing(self, pod: v1.Pod, newest: records.Report) -> list[v1.Container]:
+        """The containers that the agent is still to be told of."""
+        return [c for c in pod.spec.ephemeral_containers if c.name not in newest["containers"]]
 
     def close(self) -> None:
         """Stop making ready what nobody waits for any more."""
@@ -67,7 +69,7 @@ class Ephemeral:
             for name in remembered.keys() - names:
                 del remembered[name]
 
-    def _next(self, pod: v1.Pod, container: v1.EphemeralContainer) -> float | None:
+    def _next(self, pod: v1.Pod, container: v1.Container) -> float | None:
         name = container.name
         if name in self._tasks:
             return None  # its end makes a round
@@ -95,7 +97,7 @@ class Ephemeral:
         LOG.info("Told the agent of an ephemeral container", pod=pod.where, uid=self.uid, container=name)
         return self._again(name, ANSWER_SECONDS)
 
-    async def _prepare(self, pod: v1.Pod, container: v1.EphemeralContainer) -> None:
+    async def _prepare(self, pod: v1.Pod, container: v1.Container) -> None:
         """Make it ready, or say why not; whatever comes of it, the round that follows goes on from there."""
         name = container.name
         self._again(name, TRY_AGAIN_SECONDS)  # also after a fault of ours
@@ -116,7 +118,7 @@ class Ephemeral:
         finally:
             self._tasks.pop(name, None)
 
-    def _check(self, container: v1.EphemeralContainer) -> None:
+    def _check(self, container: v1.Container) -> None:
         """The webhook's own words, should it have been away.
 
         Raises:

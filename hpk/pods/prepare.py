@@ -151,9 +151,9 @@ class Preparer:
         return Ready(work=model.Work(plan=plan, job=job), script=script.render(job), images=names)
 
     async def prepare_ephemeral(
-        self, pod: v1.Pod, container: v1.EphemeralContainer, *, cluster: admit.Cluster, attempts: Attempts
+        self, pod: v1.Pod, container: v1.Container, *, cluster: admit.Cluster, attempts: Attempts
     ) -> records.ContainerPlan:
-        """The plan of one more container of a pod that runs.
+        """The plan of one more container of a pod that runs, or of one whose image was changed.
 
         Raises:
             NotReady: Something is missing; it has been told in events.

@@ -60,6 +60,7 @@ class Facts:
         is_over: Whether nothing of the pod runs or will run any more.
         output: The last line that the job printed, where its agent left no record of its end.
         images: By container name (image, image id), where resolved.
+        is_changing: Whether the pod's agent has still to be told of a change of its specification.
     """
 
     started_at: datetime
@@ -71,6 +72,7 @@ class Facts:
     is_over: bool = False
     output: str = ""
     images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    is_changing: bool = False
 
 
 def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
     inits = [told[c.name] for c in pod.spec.init_containers if c.name in told]
     apps = sorted((told[c.name] for c in pod.spec.containers if c.name in told), key=lambda s: str(s["name"]))
     return {
-        "observedGeneration": pod.metadata.generation,
+        "observedGeneration": _generation(pod, facts),
         "phase": phase,
         "reason": reason or None,
         "message": message or None,
@@ -100,6 +102,13 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
         "ephemeralContainerStatuses": [_ephemeral(pod, c, facts) for c in pod.spec.ephemeral_containers] or None,
         "conditions": _conditions(pod, statuses, facts, phase=phase, now=now),
     }
+
+
+def _generation(pod: v1.Pod, facts: Facts) -> int:
+    """Return the generation of the specification that the pod is run by; an edit counts when its agent knows of it."""
+    if facts.is_changing:
+        return pod.status.observed_generation or pod.metadata.generation - 1
+    return pod.metadata.generation
 
 
 def stamp(seconds: float) -> str:
@@ -119,7 +128,8 @@ def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
         made["state"] = {"waiting": _first_wait(pod, container, facts)}
     else:
         made |= {"ready": record["ready"], "started": record["started"], "restartCount": record["restart_count"]}
-        made["imageID"] = image_id or record.get("image_id", "")
+        made["image"] = record.get("image") or image
+        made["imageID"] = record.get("image_id") or image_id
         made["state"] = _state(record)
         made["containerID"] = _container_id(record["container_id"])
         if record["last_terminated"]:
@@ -399,7 +409,7 @@ def _conditions(
         _, message = _why(facts, phase)
         found.append(_condition("DisruptionTarget", True, "TerminationByKubelet", message))
     for condition in found:
-        condition |= {"observedGeneration": pod.metadata.generation, "lastTransitionTime": stamp(now.timestamp())}
+        condition |= {"observedGeneration": _generation(pod, facts), "lastTransitionTime": stamp(now.timestamp())}
     return found
 
 

@@ -26,7 +26,7 @@ import structlog
 
 from hpk import jobdir
 from hpk.kube import v1
-from hpk.pods import ephemeral, events, gate, lastwords, launch, model, status
+from hpk.pods import edits, ephemeral, events, gate, lastwords, launch, model, status
 
 if TYPE_CHECKING:
     from hpk import records
@@ -69,6 +69,7 @@ class Worker:
         self._started_at: datetime | None = None
         self._launch = launch.Launch(uid, used)
         self._ephemeral = ephemeral.Ephemeral(uid, used)
+        self._edits = edits.Edits(uid, used)
         self._allocation: model.Allocation | None = None
         self._told_events = 0
         self._told_queue = ""
@@ -111,13 +112,18 @@ class Worker:
         if self._allocation is not None or self._launch.failure is not None:
             if why := self._why_end(pod):
                 return await self._stop(_grace(pod), why)
-            return _sooner(self._ephemeral.advance(pod), self._launch.tokens.advance(pod))
+            return self._change(pod)
         if pod.metadata.deletion_timestamp is not None:
             return None
         again = await self._launch.attempt(pod, started_at=started_at)
         self._follow()
         self._fail_past_deadline(pod)
         return None if self._launch.failure else again
+
+    def _change(self, pod: v1.Pod) -> float | None:
+        """Have the pod's agent do what was changed since the pod was started."""
+        self._edits.images = self._launch.images
+        return _sooner(self._ephemeral.advance(pod), self._edits.advance(pod), self._launch.tokens.advance(pod))
 
     async def _adopt(self) -> None:
         """Look once for a job that is there already."""
@@ -273,6 +279,7 @@ class Worker:
             self._s.allocator.forget(self._allocation)
             self._s.gate.job_ended()
         self._ephemeral.close()
+        self._edits.close()
         self._s.agents.forget(self.uid)
         self._s.reporter.forget(self.uid)
         self.is_done = True
@@ -309,6 +316,7 @@ class Worker:
             is_over=self._is_over(),
             output=self._last_words[1] if self._last_words else "",
             images=self._launch.images,
+            is_changing=self._pod is not None and self._edits.is_pending(self._pod),
         )
 
     async def _look(self) -> None:

@@ -131,7 +131,8 @@ class FakePreparer:
         await asyncio.sleep(0)
         self._at_once -= 1
         plan: Any = {"containers": [], "uid": pod.metadata.uid, "volumes": self.volumes}
-        return prepare.Ready(work=model.Work(plan=plan, job=None), script="#!/bin/sh\n", images={})  # type: ignore[arg-type]
+        images = {c.name: (c.image, "") for c in pod.all_containers}
+        return prepare.Ready(work=model.Work(plan=plan, job=None), script="#!/bin/sh\n", images=images)  # type: ignore[arg-type]
 
     async def prepare_ephemeral(self, _pod: Any, container: Any, **_: Any) -> Any:
         self.asked_for.append(container.name)

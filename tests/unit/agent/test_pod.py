@@ -622,3 +622,55 @@ async def test_the_report_is_on_disk_before_anything_is_sent(bench: Bench) -> No
     assert seen
     assert all(seen)
     assert jobdir.read_json(str(bench.directory / "report.json"))["finished_at"]
+
+
+@pytest.fixture
+def _mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every image is there."""
+
+    async def mount(_self: container.Container) -> None:
+        """Nothing to do."""
+
+    monkeypatch.setattr(container.Container, "_mount", mount)
+
+
+@pytest.mark.usefixtures("_mounted")
+async def test_a_container_with_a_new_image_is_restarted_with_it(bench: Bench) -> None:
+    """Whatever its restart policy says, with its grace, once; and the event is the kubelet's."""
+    old = one("c", "trap 'exit 3' TERM; echo old; while :; do sleep 0.01; done", image="i", image_id="1")
+    task = bench.start(old)
+    await bench.until(lambda: b"old" in bench.log("c"))
+    new = one("c", "echo new; sleep 0.2", image="j", image_id="2")
+    bench.pod.add(new)  # type: ignore[arg-type]
+    bench.pod.add(new)  # type: ignore[arg-type] # said again
+    await ends(task)
+    record = bench.record("c")
+    assert bench.log("c", 1).endswith(b"stdout F new\n")
+    assert (record["image"], record["image_id"], record["restart_count"]) == ("j", "2", 1)
+    assert record["last_terminated"]
+    assert record["last_terminated"]["exit_code"] == 3
+    assert bench.events("Killing") == ["Container c definition changed, will be restarted"]
+
+
+@pytest.mark.usefixtures("_mounted")
+async def test_a_crashing_container_with_a_new_image_does_not_wait_for_the_pause(bench: Bench) -> None:
+    """The back-off was the old image's."""
+    task = bench.start(one("c", "exit 1", image="i", image_id="1"), restart_policy="OnFailure")
+    await bench.until(lambda: bench.record("c")["reason"] == "CrashLoopBackOff")
+    bench.pod.add(one("c", "exit 0", image="j", image_id="2"))  # type: ignore[arg-type]
+    await ends(task)
+    assert bench.exit_code("c") == 0
+
+
+@pytest.mark.usefixtures("_mounted")
+async def test_a_running_init_container_is_not_restarted_for_a_new_image(bench: Bench) -> None:
+    """Only where it starts again; and one that is over does not come back."""
+    task = bench.start(
+        one("i", "touch $W/up; until test -e $W/go; do sleep 0.01; done", "init", image="i", image_id="1"),
+        one("c", "true", image="i", image_id="1"),
+    )
+    await bench.until((bench.directory / "up").exists)
+    bench.pod.add(one("i", "false", "init", image="j", image_id="2"))  # type: ignore[arg-type]
+    (bench.directory / "go").touch()
+    await ends(task)
+    assert (bench.began, bench.exit_code("i"), bench.exit_code("c")) == (["i", "c"], 0, 0)

@@ -121,7 +121,11 @@ async def test_a_new_stream_of_a_pod_replaces_the_old(kubelet: link.Kubelet) -> 
 
 async def test_a_container_s_plan_reaches_the_agent_byte_for_byte(kubelet: link.Kubelet) -> None:
     """What is not UTF-8 in its environment too; nobody on the line is said so."""
-    plan: Any = {"name": "d", "env": [["K", b"\xff\xfe".decode("utf-8", "surrogateescape")], ["U", "\u65e5"]]}
+    plan: Any = {
+        "name": "d",
+        "kind": "ephemeral",
+        "env": [["K", b"\xff\xfe".decode("utf-8", "surrogateescape")], ["U", "\u65e5"]],
+    }
     with pytest.raises(errors.AgentUnavailable, match="not connected now"):
         kubelet.server.start_container("pod-1", plan)
     kubelet.dial("pod-1")
@@ -138,9 +142,15 @@ async def test_an_agent_of_an_older_protocol_is_sent_no_container(
     monkeypatch.setattr(client, "PROTOCOL", 2)
     kubelet.dial("pod-1")
     await kubelet.until(("connected", "pod-1"))
-    plan: Any = {"name": "d"}
+    plan: Any = {"name": "d", "kind": "ephemeral"}
     with pytest.raises(errors.AgentUnavailable, match="from before ephemeral containers; recreate the pod"):
         kubelet.server.start_container("pod-1", plan)
+    monkeypatch.setattr(client, "PROTOCOL", 4)
+    kubelet.dial("pod-2")
+    await kubelet.until(("connected", "pod-2"))
+    kubelet.server.start_container("pod-2", plan)
+    with pytest.raises(errors.AgentUnavailable, match="from before changes of running pods' images; recreate the pod"):
+        kubelet.server.start_container("pod-2", plan | {"kind": "app"})
 
 
 async def test_renewed_files_reach_the_agent(kubelet: link.Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:

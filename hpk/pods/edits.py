@@ -1,0 +1,48 @@
+"""Changed images of a running pod's containers: each made ready, then told to the pod's agent.
+
+The API server lets the images of a pod's containers be changed while it runs.  As the kubelet does, the agent restarts
+a container whose image was changed; a container that does not run has it when it starts again.  The agent's report
+names the image that it was told of, whichever kubelet told it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpk.pods import ephemeral
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpk import records
+    from hpk.kube import v1
+    from hpk.pods import services
+
+
+class Edits(ephemeral.Ephemeral):
+    """Those of one pod; they are told as its ephemeral containers are.
+
+    Attributes:
+        images: By container name (image, image id), as the pod was started.
+    """
+
+    def __init__(self, uid: str, used: services.Services) -> None:
+        super().__init__(uid, used)
+        self.images: Mapping[str, tuple[str, str]] = {}
+
+    def _missing(self, pod: v1.Pod, newest: records.Report) -> list[v1.Container]:
+        return [c for c in pod.all_containers if self._is_changed(c, newest)]
+
+    def _is_changed(self, container: v1.Container, newest: records.Report) -> bool:
+        record, started = newest["containers"].get(container.name), self.images.get(container.name)
+        told = record.get("image") if record else None
+        image = told or (started[0] if started else None)
+        return image is not None and image != container.image
+
+    def is_pending(self, pod: v1.Pod) -> bool:
+        """Whether the agent has still to be told of a change."""
+        newest = self._s.agents.newest(self.uid)
+        return newest is not None and not newest["finished_at"] and bool(self._missing(pod, newest))
+
+    def _check(self, container: v1.Container) -> None:
+        """Nothing: the API server lets nothing but the image be changed."""
