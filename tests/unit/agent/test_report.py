@@ -34,10 +34,10 @@ async def test_a_pod_that_has_all_threads_does_not_silence_the_agent(
     """The next change is written, and if there is none the same is tried again."""
     to_thread, refusals = asyncio.to_thread, [RuntimeError("can't start new thread")]
 
-    async def refusing(*arguments: Any) -> Any:
+    async def refusing(*arguments: Any, **options: Any) -> Any:
         if refusals:
             raise refusals.pop()
-        return await to_thread(*arguments)
+        return await to_thread(*arguments, **options)
 
     monkeypatch.setattr(asyncio, "to_thread", refusing)
     reporter = made(tmp_path / "report.json")
