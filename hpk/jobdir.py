@@ -6,6 +6,7 @@ All directories are 0700 and all files 0600; a write is whole or not at all (ren
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 
@@ -128,7 +129,7 @@ def write_bytes(path: str, data: bytes, mode: int = 0o600, *, is_durable: bool =
     Raises:
         OSError: The file system refused; the old content is untouched.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.{os.getpid()}.{_thread.get_native_id()}.tmp"  # two threads may write the same
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         view = memoryview(data)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import stat
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,3 +69,20 @@ def test_a_disk_that_cannot_keep_it_leaves_the_old_record(tmp_path: Path, monkey
         jobdir.write_json(str(path), {"a": 2})
     assert jobdir.read_json(str(path)) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_threads_may_write_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for two containers of a pod with one image; each writes a file of its own until it is whole."""
+    both = threading.Barrier(2, timeout=60)
+    sync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        sync(descriptor)
+        both.wait()
+
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(jobdir, "sync_directory", lambda _path: None)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: jobdir.write_bytes(str(tmp_path / "use"), b"pod"), range(2)))
+    assert (tmp_path / "use").read_bytes() == b"pod"
+    assert [file.name for file in tmp_path.iterdir()] == ["use"]
