@@ -125,15 +125,14 @@ class Output(io.TextIOBase):
             is_done = all(done)
 
 
-def take_over(*, node: Path, home: Path) -> Output:
+def take_over(*, node: Path, home: Path | None = None) -> Output:
     """Have ``sys.stdout`` and ``sys.stderr`` be an output with these two files, and return it."""
-    with contextlib.suppress(OSError):
-        home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    places = (
-        Place(process.Log(node, most_bytes=MOST_COPY_BYTES)),
-        Place(process.Log(home, most_bytes=MOST_COPY_BYTES)),
-        Place(None, descriptor=2),
-    )
-    made = Output(places)
+    files = [node]
+    if home is not None:
+        with contextlib.suppress(OSError):
+            home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.append(home)
+    places = [Place(process.Log(file, most_bytes=MOST_COPY_BYTES)) for file in files]
+    made = Output([*places, Place(None, descriptor=2)])
     sys.stdout = sys.stderr = made
     return made

@@ -7,7 +7,6 @@ import faulthandler
 import gc
 import logging
 import os
-import sys
 import tempfile
 import time
 import traceback
@@ -30,13 +29,16 @@ def run(load: Callable[[], config.Settings]) -> int:
     """Run until a signal asks for the end, and return the exit code (:mod:`hpk.controlplane.ending`)."""
     descriptors.raise_limit()
     faulthandler.enable(file=2)
+    node = Path(tempfile.gettempdir()) / "hpk.log"
     try:
         settings = load()
     except errors.HpkError as error:
-        sys.stderr.write(f"hpk: {error}\n")
+        out = output.take_over(node=node)
+        out.write(f"hpk: {error}\n")
+        out.finish()
         return ending.of(error).code
     directory = Path(settings.directory.control_plane)
-    out = output.take_over(node=Path(tempfile.gettempdir()) / "hpk.log", home=directory / "logs" / "hpk.log")
+    out = output.take_over(node=node, home=directory / "logs" / "hpk.log")
     end = ending.Ending(ending.ASKED, "it was asked to end")
     try:
         configure_logging(settings.log_level, cast("TextIO", out))

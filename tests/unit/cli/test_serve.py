@@ -1,0 +1,23 @@
+"""``hpk serve`` ends with a code that says whether to start it again, whatever happens to its output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = "import sys; sys.argv = ['hpk', 'serve']; from hpk.cli import main; sys.exit(main.main())"
+
+
+@pytest.mark.parametrize("output", ["/dev/null", "/dev/full"])
+def test_a_wrong_setting_is_not_started_again(tmp_path: Path, output: str) -> None:
+    """Where the job's output has no room, the exit code still tells: Python's own would be 120."""
+    environment = {**os.environ, "HPK_STATE": str(tmp_path), "HPK_NETWORK": "nosuch", "TMPDIR": str(tmp_path)}
+    with Path(output).open("w") as file:
+        command = [sys.executable, "-c", RUN]
+        done = subprocess.run(command, env=environment, stdout=file, stderr=file, check=False)
+    assert done.returncode == 78
+    assert "Cannot use network 'nosuch'" in (tmp_path / "hpk.log").read_text()
