@@ -67,7 +67,7 @@ class Result:
     @property
     def how(self) -> str:
         """How the command ended, as the end of a sentence about it."""
-        ends = {"timeout": "gave no answer in time", "overflow": "said too much"}
+        ends = {"timeout": "gave no answer in time", "overflow": "printed too much"}
         if self.end != "exited":
             return ends.get(self.end, f"could not be followed to its end: {self.error}")
         what = f"was killed by signal {self._signal}" if self._signal else f"ended with exit code {self.code}"
@@ -415,9 +415,7 @@ class Slurm:
         result = await self._runner.run(command, *arguments)
         if result.end == "exited" and result.code == 0:
             return result
-        text = result.error or f"it {result.how}"
-        if result.end != "exited":
-            text = f"no answer in {QUERY_SECONDS:.0f} s" if result.end == "timeout" else f"too much output; {text}"
+        text = f"it {result.how}" if result.end != "exited" or not result.error else result.error
         raise errors.SlurmUnavailable(
             f"Cannot ask Slurm ({command}): {text}", limits_rate=bool(refusals.RATE_LIMIT.search(text))
         )
