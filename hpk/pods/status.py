@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hpk.pods import model
+from hpk.pods import conditions, model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +76,7 @@ class Facts:
 
 
 def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
-    """The status that this pod should have; keys that are to be removed are None."""
+    """Return the status that this pod should have; keys that are to be removed are None."""
     statuses = {c.name: _container(pod, c, facts) for c in pod.all_containers}
     phase = _phase(pod, statuses, facts)
     if facts.failure and phase != "Succeeded":
@@ -87,6 +87,9 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
     host_ip = facts.report["host_ip"] if facts.report else None
     inits = [told[c.name] for c in pod.spec.init_containers if c.name in told]
     apps = sorted((told[c.name] for c in pod.spec.containers if c.name in told), key=lambda s: str(s["name"]))
+    has_sandbox = bool(pod_ip and not facts.is_over)
+    disruption = message if phase == "Failed" and is_disrupted(facts) else None
+    found = conditions.conditions(pod, statuses, phase=phase, has_sandbox=has_sandbox, disruption=disruption)
     return {
         "observedGeneration": _generation(pod, facts),
         "phase": phase,
@@ -100,7 +103,7 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
         "initContainerStatuses": inits or None,
         "containerStatuses": apps or None,
         "ephemeralContainerStatuses": [_ephemeral(pod, c, facts) for c in pod.spec.ephemeral_containers] or None,
-        "conditions": _conditions(pod, statuses, facts, phase=phase, now=now),
+        "conditions": _stamped(pod, facts, found, now=now),
     }
 
 
@@ -109,6 +112,12 @@ def _generation(pod: v1.Pod, facts: Facts) -> int:
     if facts.is_changing:
         return pod.status.observed_generation or pod.metadata.generation - 1
     return pod.metadata.generation
+
+
+def _stamped(pod: v1.Pod, facts: Facts, found: list[dict[str, Any]], *, now: datetime) -> list[dict[str, Any]]:
+    """Return conditions with what all of them carry."""
+    more = {"observedGeneration": _generation(pod, facts), "lastTransitionTime": stamp(now.timestamp())}
+    return [condition | more for condition in found]
 
 
 def stamp(seconds: float) -> str:
@@ -135,7 +144,7 @@ def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
         if record["last_terminated"]:
             made["lastState"] = {"terminated": _terminated(record["last_terminated"])}
     made = _as_lost(made, facts) if facts.is_over else made
-    if container in pod.spec.init_containers and not _is_sidecar(container) and "terminated" in made["state"]:
+    if container in pod.spec.init_containers and not conditions.is_sidecar(container) and "terminated" in made["state"]:
         made["ready"] = made["state"]["terminated"]["exitCode"] == 0  # also when the pod is over, as the kubelet says
     return _shortened(made, pod)
 
@@ -242,33 +251,21 @@ def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
 # Phase
 
 
-def _exit(made: dict[str, Any]) -> int | None:
-    """The exit code of a container that is stopped (now, or before the run that it waits for), else None."""
-    ended = made["state"].get("terminated")
-    if ended is None and "waiting" in made["state"]:
-        ended = made["lastState"].get("terminated")
-    return None if ended is None else int(ended["exitCode"])
-
-
-def _is_sidecar(container: v1.Container) -> bool:
-    return container.restart_policy == "Always"
-
-
 def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) -> str:
     apps = pod.spec.containers
     if facts.is_over:
         return _final_phase(pod, statuses, facts)
-    plain = [c for c in pod.spec.init_containers if not _is_sidecar(c)]
+    plain = [c for c in pod.spec.init_containers if not conditions.is_sidecar(c)]
     for container in plain:
-        code = _exit(statuses[container.name])
+        code = conditions.exit_code(statuses[container.name])
         if code != 0 or "terminated" not in statuses[container.name]["state"]:
             return "Pending"  # a failed one fails the pod only when the agent says that all is over
     states = [statuses[c.name] for c in apps]
-    is_any_app_begun = any("waiting" not in s["state"] or _exit(s) is not None for s in states)
-    sidecars = [c for c in pod.spec.init_containers if _is_sidecar(c)]
+    is_any_app_begun = any("waiting" not in s["state"] or conditions.exit_code(s) is not None for s in states)
+    sidecars = [c for c in pod.spec.init_containers if conditions.is_sidecar(c)]
     if not is_any_app_begun and not all(statuses[c.name]["started"] for c in sidecars):
         return "Pending"
-    if any(_exit(s) is None and "waiting" in s["state"] for s in states):
+    if any(conditions.exit_code(s) is None and "waiting" in s["state"] for s in states):
         return "Pending"
     # Terminal phases wait for the agent's word that nothing runs any more: they cannot be taken back.
     return "Running"
@@ -276,7 +273,7 @@ def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) ->
 
 def _final_phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) -> str:
     """Of a pod that is over: Succeeded only if every container came to a good end by itself."""
-    codes = [_exit(statuses[c.name]) for c in pod.spec.containers]
+    codes = [conditions.exit_code(statuses[c.name]) for c in pod.spec.containers]
     is_cut_short = _cut_short(facts)
     return "Failed" if is_cut_short or any(code is None or code != 0 for code in codes) else "Succeeded"
 
@@ -379,71 +376,3 @@ def is_disrupted(facts: Facts) -> bool:
     ended = facts.report["ended"] if facts.report else None
     is_its_own = ended is not None and ended["reason"] in OWN_ENDS
     return bool(told and told[0] == "Evicted" and not is_its_own)
-
-
-# Conditions
-
-
-def _conditions(
-    pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts, *, phase: str, now: datetime
-) -> list[dict[str, Any]]:
-    unready = [c.name for c in pod.spec.containers if not statuses[c.name]["ready"]]
-    sidecars = [c.name for c in pod.spec.init_containers if _is_sidecar(c) and not statuses[c.name]["ready"]]
-    unready = [*sidecars, *unready] if phase not in TERMINAL else unready
-    ended = "PodCompleted" if phase == "Succeeded" else "PodFailed" if phase == "Failed" else ""
-    not_ready = f"containers with unready status: [{' '.join(unready)}]"
-    is_ready = not unready and phase == "Running"
-    told = ("", "") if is_ready else (ended, "") if ended else ("ContainersNotReady", not_ready)
-    has_sandbox = bool(facts.report and facts.report["pod_ip"] and not facts.is_over)
-    closed = _closed_gates(pod) if is_ready else ""
-    found = [
-        _condition("PodReadyToStartContainers", has_sandbox),
-        _initialized(pod, statuses, phase=phase),
-        _condition("Ready", False, "ReadinessGatesNotReady", closed)
-        if closed
-        else _condition("Ready", is_ready, *told),
-        _condition("ContainersReady", is_ready, *told),
-        _condition("PodScheduled", True),
-    ]
-    if phase == "Failed" and is_disrupted(facts):
-        _, message = _why(facts, phase)
-        found.append(_condition("DisruptionTarget", True, "TerminationByKubelet", message))
-    for condition in found:
-        condition |= {"observedGeneration": _generation(pod, facts), "lastTransitionTime": stamp(now.timestamp())}
-    return found
-
-
-def _closed_gates(pod: v1.Pod) -> str:
-    """Return which readiness gates are not True, in the words of GeneratePodReadyCondition; empty if all are."""
-    have = {condition.type: condition.status for condition in pod.status.conditions}
-    texts = []
-    for name in (gate.condition_type for gate in pod.spec.readiness_gates):
-        if name not in have:
-            texts.append(f'corresponding condition of pod readiness gate "{name}" does not exist.')
-        elif have[name] != "True":
-            texts.append(f'the status of pod readiness gate "{name}" is not "True", but {have[name]}')
-    return ", ".join(texts)
-
-
-def _condition(kind: str, value: bool, reason: str = "", message: str = "") -> dict[str, Any]:  # noqa: FBT001 - is the value
-    return {
-        "type": kind,
-        "status": "True" if value else "False",
-        "reason": reason or None,
-        "message": message or None,
-    }
-
-
-def _initialized(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], *, phase: str) -> dict[str, Any]:
-    incomplete = [c.name for c in pod.spec.init_containers if not _is_initialised(c, statuses[c.name])]
-    begun = any("waiting" not in statuses[c.name]["state"] for c in pod.spec.containers)
-    if phase == "Succeeded":
-        return _condition("Initialized", True, "PodCompleted")
-    if not incomplete or begun:
-        return _condition("Initialized", True)
-    message = f"containers with incomplete status: [{' '.join(incomplete)}]"
-    return _condition("Initialized", False, "ContainersNotInitialized", message)
-
-
-def _is_initialised(container: v1.Container, made: dict[str, Any]) -> bool:
-    return bool(made["started"]) if _is_sidecar(container) else _exit(made) == 0
