@@ -13,10 +13,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from tests import cluster
 from tests.bench import startup
@@ -29,6 +27,8 @@ DOCS = cluster.ROOT / "docs"
 REGISTRIES = "".join(
     f"{name}: {cluster.REGISTRY}/e2e\n" for name in ("gcRegistry", "gcEtcdRegistry", "promoterE2eRegistry")
 )
+SAY_SECONDS = 30.0
+"""Between two lines on how far it is, where they cannot replace each other on a terminal."""
 PROCESSES = 2 if cluster.PROFILE.submit_limit else 14
 """Test processes at a time: they wait more than they work. A site that takes five jobs at a time has room for two."""
 
@@ -83,34 +83,39 @@ class Run:
         self._said = 0.0
 
     def run(self, focus: str, *, processes: int) -> None:
-        """Run the tests that match; what ginkgo's report says of them at the end replaces what was posted."""
-        listener = _start("python3", f"{THERE}/listen.py", stdout=subprocess.PIPE)
-        assert listener.stdout
-        port = int(listener.stdout.readline())
-        reader = threading.Thread(target=self._read, args=[listener], daemon=True)
-        reader.start()
-        with (BUILD / "log").open("w") as log:
-            tests = _start(*_command(focus, processes=processes, port=port), stdout=log, stderr=subprocess.STDOUT)
+        """Run the tests that match; what ginkgo's report says of them at the end replaces what it printed."""
+        command = _command(focus, processes=processes)
+        argv = [str(cluster.SITE), "run", "--user", cluster.USER, cluster.HOST, "--", *command]
+        printed = outcomes.Printed()
+        with (
+            (BUILD / "log").open("a") as log,
+            subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            ) as tests,
+        ):
             try:
-                tests.wait()
+                for line in tests.stdout or ():
+                    log.write(line)
+                    self._note(printed.read(line))
             finally:
                 tests.terminate()
                 tests.wait()
-                listener.terminate()
-                reader.join(timeout=5)
                 self._collect()
 
-    def _read(self, listener: subprocess.Popen[str]) -> None:
-        for line in listener.stdout or ():
-            posted = outcomes.from_post(line)
-            self._journal.add(posted)
-            for name, outcome in posted.items():
-                if outcome.state == FAILED:
-                    _say(f"FAILED {name}")
-            if posted and (sys.stderr.isatty() or time.monotonic() - self._said > 30):
-                self._said = time.monotonic()
-                minutes = (self._said - self._began) / 60
-                _say(f"{_counts(self._journal.outcomes, of=self._expected)} after {minutes:.0f} min")
+    def _note(self, ended: dict[str, Outcome]) -> None:
+        self._journal.add(ended)
+        for name, outcome in ended.items():
+            if outcome.state == FAILED:
+                _say(f"FAILED {name}")
+        if ended and (sys.stderr.isatty() or time.monotonic() - self._said > SAY_SECONDS):
+            self._said = time.monotonic()
+            minutes = (self._said - self._began) / 60
+            _say(f"{_counts(self._journal.outcomes, of=self._expected)} after {minutes:.0f} min")
 
     def _collect(self) -> None:
         """Take ginkgo's report, if there is one."""
@@ -124,10 +129,9 @@ def _stage(programs: Path) -> None:
     """Lay out on the login node what a run needs."""
     BUILD.mkdir(parents=True, exist_ok=True)
     cluster.run("sh", "-c", f"rm -rf {THERE} && mkdir -p {THERE}")
-    here = Path(__file__).with_name("listen.py")
-    for source in (programs / "e2e.test", programs / "ginkgo", programs / "kubectl", here):
-        there = f"{THERE}/{source.name}"
-        cluster.run("sh", "-c", f"cat >{there} && chmod 755 {there}", stdin=source.read_bytes())
+    for name in ("e2e.test", "ginkgo", "kubectl"):
+        there = f"{THERE}/{name}"
+        cluster.run("sh", "-c", f"cat >{there} && chmod 755 {there}", stdin=(programs / name).read_bytes())
     cluster.run("sh", "-c", f"cat >{THERE}/registries.yaml", stdin=REGISTRIES.encode())
     cluster.kubectl("delete", "namespace", "--selector=e2e-framework", "--wait=false")  # of a run that was cut off
     if cluster.PROFILE.filtered:  # its compute nodes do not reach the registry
@@ -137,24 +141,19 @@ def _stage(programs: Path) -> None:
             cluster.run(cluster.HPK, "pull", *(f"{cluster.REGISTRY}/{name}:{tag}" for tag in tags), seconds=600)
 
 
-def _command(focus: str, *, processes: int, port: int) -> list[str]:
+def _command(focus: str, *, processes: int) -> list[str]:
     ginkgo = [
         "env", f"KUBE_TEST_REPO_LIST={THERE}/registries.yaml",
-        f"{THERE}/ginkgo", f"--procs={processes}", "--no-color", "--timeout=24h", f"--focus={focus}",
+        f"{THERE}/ginkgo", f"--procs={processes}", "-v", "--no-color", "--timeout=24h", f"--focus={focus}",
         "--json-report=report.json", f"--output-dir={THERE}", f"{THERE}/e2e.test", "--",
         f"--kubeconfig=/home/{cluster.USER}/.kube/config", "--provider=skeleton", "--allowed-not-ready-nodes=-1",
-        f"--kubectl-path={THERE}/kubectl", f"--progress-report-url=http://127.0.0.1:{port}",
+        f"--kubectl-path={THERE}/kubectl",
     ]  # fmt: skip
     if not cluster.PROFILE.filtered:
         return ginkgo
     # The ports of compute nodes are filtered: the context leads through a tunnel meanwhile.
     connected = f"{cluster.HPK} connect & sleep 10; trap 'kill %1' EXIT; \"$@\""
     return ["bash", "-c", connected, "bash", *ginkgo]
-
-
-def _start(*command: str, **files: Any) -> subprocess.Popen[str]:
-    argv = [str(cluster.SITE), "run", "--user", cluster.USER, cluster.HOST, "--", *command]
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, text=True, **files)
 
 
 def _write(names: list[str], found: dict[str, Outcome], subject: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 """What became of each of Kubernetes' own tests: read from what the test program says, kept in a journal, merged.
 
 Pure but for the journal's file. Two sources, for a run may be cut off: ginkgo's report, written at the end of a run,
-and the messages that each test process posts when a test has ended.
+and what it prints (``-v``) as each test ends.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 SUITE = "Kubernetes e2e suite"
 """The suite's own name, with which ginkgo begins the text that a focus is matched with."""
+
+HEADER = re.compile(r"• (?:\[(?P<how>[A-Z]+)\] )?\[(?P<seconds>[0-9.]+) seconds\]")
+MARK = re.compile(r" \[(?:It|(?:Just)?(?:Before|After)(?:Each|All)|DeferCleanup \((?:Each|All)\))\]")
+LABELS = re.compile(r" \[[^\[\]]*\]$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +66,25 @@ def _of_spec(spec: dict[str, Any]) -> Outcome | None:
     return None
 
 
-def from_post(line: str) -> dict[str, Outcome]:
-    """Return the outcome that a test process posted (``--progress-report-url``); empty if it is about no test."""
-    try:
-        word, _, name = str(json.loads(line)["msg"]).partition(" ")
-    except (ValueError, KeyError, TypeError):
+class Printed:
+    """Reads what ginkgo prints with ``-v``, a line at a time: a header with how a test ended, then its name.
+
+    ``• [FAILED] [1.5 seconds]`` is followed by ``[sig-apps] Job [It] should end [sig-apps, Conformance]``:
+    the name, a mark of the node that failed, and the labels.
+    """
+
+    def __init__(self) -> None:
+        self._header: Outcome | None = None
+
+    def read(self, line: str) -> dict[str, Outcome]:
+        """Return the outcome that ends with this line; empty if none does."""
+        header, self._header = self._header, None
+        if header:
+            return {LABELS.sub("", MARK.sub("", line.strip())): header}
+        if found := HEADER.fullmatch(line.strip()):
+            state = {None: PASSED, "FAILED": FAILED, "PANICKED": FAILED, "TIMEDOUT": FAILED}.get(found["how"], "")
+            self._header = Outcome(state, float(found["seconds"])) if state else None
         return {}
-    state = {"PASSED": PASSED, "FAILED": FAILED}.get(word)
-    return {name: Outcome(state)} if state and name else {}
 
 
 def pending(names: list[str], outcomes: dict[str, Outcome]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What became of Kubernetes' tests is read from ginkgo's report and from posts, and survives a run that is cut off."""
+"""What became of Kubernetes' tests is read from ginkgo's report and output, and survives a run that is cut off."""
 
 from __future__ import annotations
 
@@ -55,12 +55,27 @@ def test_a_report_gives_each_test_that_ended() -> None:
     assert outcomes.from_report('[{"SpecReports": null}]') == {}
 
 
-def test_posts_say_which_test_ended() -> None:
-    """Those of the suite's beginning and end, and what is no JSON, say nothing."""
-    assert outcomes.from_post(json.dumps({"msg": f"PASSED {A}", "total": 5})) == {A: Outcome(PASSED)}
-    assert outcomes.from_post(json.dumps({"msg": f"FAILED {B}", "failures": [B]})) == {B: Outcome(FAILED)}
-    for line in ('{"msg": "Test Suite starting"}', '{"msg": ""}', "{}", "[]", "torn {"):
-        assert outcomes.from_post(line) == {}
+def test_what_ginkgo_prints_says_which_test_ended() -> None:
+    """Names stand after a header, with a mark where a failure was and labels behind; a timeline says nothing."""
+    text = f"""Will run 3 of 3206 specs
+SSSS
+• [3.123 seconds]
+{A} [sig-node, Conformance]
+k8s.io/kubernetes@v1.37.2/test/e2e/common/node/pods.go:97
+  I1129 util.go:414] • [9.0 seconds]
+------------------------------
+• [FAILED] [600.5 seconds]
+[sig-apps] Job [BeforeEach] $(x) a|b [It] [sig-apps, Conformance, Slow]
+• [INTERRUPTED] [1.0 seconds]
+{C} [sig-apps]
+S [SKIPPED] [0.1 seconds]
+{C} [sig-apps]
+"""
+    printed = outcomes.Printed()
+    found: dict[str, Outcome] = {}
+    for line in text.splitlines(keepends=True):
+        found |= printed.read(line)
+    assert found == {A: Outcome(PASSED, 3.123), B: Outcome(FAILED, 600.5)}
 
 
 def test_the_focus_is_these_tests_and_no_others() -> None:
@@ -73,7 +88,7 @@ def test_the_focus_is_these_tests_and_no_others() -> None:
 
 
 def test_a_run_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
-    """What has no outcome is pending; the report's word replaces the post's; a torn last line costs only itself."""
+    """What has no outcome is pending; the report's word replaces an earlier one; a torn last line costs only itself."""
     path = tmp_path / "build/outcomes.jsonl"
     first = Journal(path, subject=SUBJECT)
     first.add({A: Outcome(FAILED)})
