@@ -1,21 +1,22 @@
 """The only HTTP to the API server: raw JSON objects in and out, errors mapped once.
 
-Objects stay dicts, as the API server sent them: a kubelet must carry fields that it does not know, and typed models
-would drop them.
+Built on kubernetes.aio for kubeconfigs, TLS and connections.  Objects stay dicts, as the API server sent
+them: a kubelet must carry fields that it does not know, and typed models would drop them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import quote, urlencode
 
 import aiohttp
 import msgspec
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 
 from hpk import errors
-from hpk.kube import access
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -39,11 +40,12 @@ LONG_LINE_BYTES = 4 << 20
 class Kube:
     """A client with one identity; an async context manager that closes its connections."""
 
-    def __init__(self, found: access.Access) -> None:
-        connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=found.context)
+    def __init__(self, configuration: Configuration) -> None:
+        configuration.connection_pool_maxsize = CONNECTIONS
         # A site's http_proxy is for the outside world, never for our own API server.
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False, read_bufsize=LONG_LINE_BYTES)
-        self.url = found.server.rstrip("/")
+        configuration.client_session_kwargs = {"trust_env": False, "read_bufsize": LONG_LINE_BYTES}
+        self._rest = RESTClientObject(configuration)
+        self.url = str(configuration.host).rstrip("/")
 
     @classmethod
     async def from_kubeconfig(cls, path: Path | str, *, server: str = "") -> Self:
@@ -56,8 +58,15 @@ class Kube:
         Raises:
             errors.Fatal: The file is missing or is no kubeconfig.
         """
-        found = access.read(path)
-        return cls(access.Access(server=server or found.server, context=found.context))
+        configuration = Configuration()
+        try:
+            await kube_config.load_kube_config(str(path), client_configuration=configuration, persist_config=False)
+        except (kube_config.ConfigException, OSError) as error:
+            raise errors.Fatal(f"Cannot use the kubeconfig {path}: {error}") from error
+        except (ValueError, TypeError, AttributeError, KeyError) as error:  # what the library makes of nonsense
+            raise errors.Fatal(f"Cannot use the kubeconfig {path}: it is no kubeconfig: {error!r}") from error
+        configuration.host = server or configuration.host
+        return cls(configuration)
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,7 +76,7 @@ class Kube:
 
     async def close(self) -> None:
         """Close all connections; the client is of no use afterwards."""
-        await self._session.close()
+        await self._rest.close()
 
     async def get(self, path: str, *, query: Mapping[str, Any] | None = None) -> Object:
         """The object or list at this path, such as ``/api/v1/namespaces/a/pods/b``."""
@@ -154,14 +163,11 @@ class Kube:
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         try:
-            return await self._session.request(method, url, headers=headers, data=_encoded(body), timeout=timeout)
+            answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             raise errors.ApiUnavailable(f"Cannot {method} {path}: {error!r}") from error
-
-
-def _encoded(body: Any) -> bytes | None:
-    # Escaped: what is no text (names of Slurm's, say) passes as lone surrogates, which UTF-8 has no bytes for.
-    return None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        response: aiohttp.ClientResponse = answer.response
+        return response
 
 
 def _timeout(*, silence_seconds: float) -> aiohttp.ClientTimeout:

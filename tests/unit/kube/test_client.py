@@ -64,7 +64,7 @@ async def test_a_kubeconfig_says_where_and_who(tmp_path: Path, authority: pki.Au
     async with await client.Kube.from_kubeconfig(kubeconfig(tmp_path, authority, server)) as kube:
         answer = await kube.patch("/api", {"why": "caf\udce9"})
         assert (await kube.get("/api"))["heard"] == ""
-    assert answer == {"name": "me", "type": client.PATCH_TYPES["strategic"], "heard": '{"why":"caf\\udce9"}'}
+    assert answer == {"name": "me", "type": client.PATCH_TYPES["strategic"], "heard": '{"why": "caf\\udce9"}'}
 
 
 async def test_a_server_of_another_authority_is_not_spoken_to(tmp_path: Path, server: str) -> None:
