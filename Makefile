@@ -7,7 +7,7 @@ help:
 	@echo 'make demo                  from nothing to pods on a simulated Slurm cluster (45 min the first time, then 1)'
 	@echo 'make test                  every test, the ones on the simulated cluster included'
 	@echo 'make check                 format, lint, types, import contracts, unit tests (under a minute)'
-	@echo 'make cases [CASES=...] [PROFILE=bare]'
+	@echo 'make cases [CASES=...] [PROFILE=bare|older]'
 	@echo '                           ../shared/cases, or the named files and folders, on the running cluster'
 	@echo 'make bench [BENCH=NAME] [PROFILE=bare]'
 	@echo '                           measure, all or what begins with a name; writes build/bench.json'

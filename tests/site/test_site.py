@@ -8,8 +8,10 @@ import time
 import pytest
 
 from tests.site import client
+from tests.site.hpksite import cgroups
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(180)]
+needs_cgroups = pytest.mark.skipif(not cgroups.are_lent(), reason="this machine lends no cgroups of version 1")
 
 # Silent, since setuid Apptainer warns of a passwd file that it cannot see in --fakeroot's FUSE mount.
 POD = "apptainer --silent exec --fakeroot --containall --net --network fakeroot /scratch/test-busybox.sif"
@@ -86,6 +88,17 @@ def test_run_that_is_killed_leaves_no_command() -> None:
         assert process.stdout.readline() == "ready\n"
         assert client.run("c1", "pgrep", "-f", "sleep 4242").returncode == 0
     client.eventually(lambda: client.run("c1", "pgrep", "-f", "sleep 4242").returncode == 1, what="the command's end")
+
+
+def test_a_login_shell_has_few_descriptors_and_hands_its_limits_on() -> None:
+    """A soft limit of 1024 and a higher hard one: by `run`, by ssh, and in a job, to which Slurm hands them on."""
+    ask = "ulimit -Sn; ulimit -Hn"
+    soft, hard = client.out("ctl", "sh", "-c", ask).split()
+    assert soft == "1024"
+    assert int(hard) > 4096
+    assert client.out("ctl", "ssh", "c1", ask).split() == [soft, hard]
+    assert client.finished(client.submit(ask)).split() == [soft, hard]
+    assert client.out("ctl", "bash", "-c", "ulimit -Su 4321; srun bash -c 'ulimit -Su'") == "4321"
 
 
 # Hosts ----------------------------------------------------------------------------------------
@@ -226,25 +239,54 @@ def test_job_script_can_be_read_back() -> None:
         client.out("ctl", "scancel", job)
 
 
-def test_memory_is_enforced() -> None:
-    """A job that takes more than its memory is killed, and its output says why."""
+@needs_cgroups
+def test_the_kernel_keeps_a_jobs_memory() -> None:
+    """A job that takes more than its memory is killed, and Slurm says why."""
     eat = "python3 -c 'import time\nx = b\"x\" * 300_000_000\ntime.sleep(60)'"
     job = client.submit(eat, "--mem=100", "--nodelist=c1")
-    assert client.end(job) == "FAILED"
-    reason = client.out("ctl", "squeue", "--states=all", "-h", "-j", job, "-o", "%r %R")
-    assert "RaisedSignal:9" in reason
-    assert "exceeded memory limit" in client.output(job)
+    assert client.end(job) == "OUT_OF_MEMORY"
+    words = client.out("ctl", "scontrol", "-o", "show", "job", job)
+    assert "Reason=OutOfMemory" in words
+    assert "ExitCode=0:125" in words
+    assert "Detected 1 oom_kill event in StepId" in client.output(job)
+
+
+@needs_cgroups
+def test_what_leaves_a_jobs_tree_dies_with_it() -> None:
+    """Slurm knows a job's processes by their cgroup, which is the host's own; whoever is their parent."""
+    leave = "setsid --fork sleep 4246; grep -E 'freezer|memory' /proc/self/cgroup; pgrep -f 'sleep 4246' >/dev/null"
+    job = client.submit(leave, "--nodelist=c1")
+    words = client.finished(job).splitlines()
+    step = f"/slurm_c1/uid_2000/job_{job}/step_batch"
+    assert {line.split(":")[1] for line in words} == {"freezer", "memory"}
+    assert all(line.split(":")[2].startswith(step) for line in words), words
+    client.eventually(lambda: client.run("c1", "pgrep", "-f", "sleep 4246").returncode == 1, what="the process's end")
+
+
+OPEN = """
+import errno, os
+for name in ("null", "nvidia0", "nvidia1"):
+    try:
+        os.close(os.open("/dev/" + name, os.O_RDWR))
+        print(name, "opened")
+    except OSError as error:
+        print(name, errno.errorcode[error.errno])
+"""
 
 
 def test_gpus_are_handed_out() -> None:
     """Jobs get the GPUs they ask for, never the same one twice; more than there are is refused."""
-    script = "echo $CUDA_VISIBLE_DEVICES; ls /dev/nvidia[0-9]"
-    assert client.finished(client.submit(script, "--gres=gpu:2")) == "0,1\n/dev/nvidia0\n/dev/nvidia1\n"
-    first = client.submit("echo $CUDA_VISIBLE_DEVICES; sleep 300", "--gres=gpu:1")
+    script = "echo $SLURM_JOB_GPUS $CUDA_VISIBLE_DEVICES; ls /dev/nvidia[0-9]"
+    assert client.finished(client.submit(script, "--gres=gpu:2")) == "0,1 0,1\n/dev/nvidia0\n/dev/nvidia1\n"
+    first = client.submit("echo $SLURM_JOB_GPUS; sleep 300", "--gres=gpu:1")
     client.eventually(lambda: client.output(first), what="the first GPU job")
-    second = client.finished(client.submit(script, "--gres=gpu:1"))
+    second = client.finished(client.submit(f"echo $SLURM_JOB_GPUS\npython3 -c '{OPEN}'", "--gres=gpu:1"))
     client.out("ctl", "scancel", first)
-    assert client.output(first).splitlines()[0] != second.splitlines()[0]
+    mine, *opened = second.splitlines()
+    assert {client.output(first).splitlines()[0], mine} == {"0", "1"}
+    if cgroups.are_lent():  # no driver is behind the one that it has
+        denied = [f"nvidia{number} {'ENXIO' if str(number) == mine else 'EPERM'}" for number in (0, 1)]
+        assert opened == ["null opened", *denied]
     refused = client.run("ctl", "sbatch", "--gres=gpu:3", "--wrap", "true")
     assert "Requested node configuration is not available" in refused.stderr
 

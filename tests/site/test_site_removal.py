@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.site import client
+from tests.site.hpksite import cgroups
 
 pytestmark = [pytest.mark.cluster, pytest.mark.destructive, pytest.mark.timeout(300)]
 TREE = pathlib.Path(__file__).resolve().parents[2]
@@ -55,6 +56,7 @@ def assert_gone(were_there: set[tuple[str, str]]) -> None:
     assert "hpk-site" not in namespaces
     interfaces = {path.name for path in pathlib.Path("/sys/class/net").iterdir()}
     assert not interfaces & {"br0", "ctl", "c1", "c2", "cni0", "flannel.1"}
+    assert not [folder for folder in cgroups.folders() if folder.exists()]
     assert were_there
     assert not [process for process in were_there if is_alive(*process)]
     assert client.site("status").stdout == "down\n"
@@ -107,6 +109,7 @@ def test_down_spares_a_cluster_that_is_apart() -> None:
         assert other.stdout.readline().startswith("HOST")
         assert other.wait(60) == 42
     assert not pathlib.Path("/var/lib/hpk-apart-removal").exists()
+    assert not [*cgroups.MACHINE.glob("*/*-removal")]
 
 
 def test_killed_node_comes_back() -> None:

@@ -44,16 +44,17 @@ class Built:
         return json.dumps([*map(str, made), programs])
 
 
-def ensure() -> Built:
-    """Return all parts, building those that are missing."""
+def ensure(suite: str) -> Built:
+    """Return all parts of a cluster whose hosts run a Debian suite, building those that are missing."""
     with _alone() as folder:
         _install_missing()
-        rootfs = _rootfs(folder)
+        rootfs = _rootfs(folder, suite)
+        source = _rootfs(folder, layout.IMAGES_SUITE)
         apptainer = pathlib.Path(_apptainer())
         programs = folder / "programs"
         sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *PROGRAMS)
         stream = _stream(folder)
-        made = _images(folder, rootfs=rootfs, agnhost=programs / "agnhost", stream=stream)
+        made = _images(folder, rootfs=source, agnhost=programs / "agnhost", stream=stream)
         return Built(rootfs, apptainer, programs, stream, made, _sharedfs(folder))
 
 
@@ -114,26 +115,26 @@ def _install_missing(*more: str) -> None:
         sh.out("env", "DEBIAN_FRONTEND=noninteractive", *install)
 
 
-def _rootfs(folder: pathlib.Path) -> pathlib.Path:
-    """Return the hosts' root file system: Debian with layout.PACKAGES, keyed by that list."""
+def _rootfs(folder: pathlib.Path, suite: str) -> pathlib.Path:
+    """Return a root file system for hosts: a Debian suite with layout.PACKAGES, keyed by that list."""
 
     def make(building: pathlib.Path) -> None:
-        sh.say("building the hosts' root file system (1 to 2 minutes)")
-        _debian(folder, building, variant="apt", packages=layout.PACKAGES)
+        sh.say(f"building the hosts' root file system, Debian {suite} (1 to 2 minutes)")
+        _debian(folder, building, suite=suite, variant="apt", packages=layout.PACKAGES)
         shutil.rmtree(building / "dev")  # each host gets one of its own
         (building / "dev").mkdir()
 
-    key = (layout.SUITE, "--variant=apt", *MMDEBSTRAP, *layout.PACKAGES)
-    return _made(folder, f"rootfs-{layout.SUITE}", *key, make=make)
+    key = (suite, "--variant=apt", *MMDEBSTRAP, *layout.PACKAGES)
+    return _made(folder, f"rootfs-{suite}", *key, make=make)
 
 
-def _debian(folder: pathlib.Path, target: pathlib.Path, *, variant: str, packages: tuple[str, ...]) -> None:
-    """Fill a folder with a variant of Debian, as mmdebstrap calls it, and packages."""
+def _debian(folder: pathlib.Path, target: pathlib.Path, *, suite: str, variant: str, packages: tuple[str, ...]) -> None:
+    """Fill a folder with a variant of a Debian suite, as mmdebstrap calls it, and packages."""
     sources = folder / "sources.list"
-    sources.write_text(sh.out(f"{paths.TREE}/scripts/debian-sources.py", layout.SUITE))
+    sources.write_text(sh.out(f"{paths.TREE}/scripts/debian-sources.py", suite))
     settings = [f"--aptopt={setting}" for setting in _apt_settings()]
     include = f"--include={','.join(packages)}"
-    argv = (f"--variant={variant}", *MMDEBSTRAP, *settings, include, layout.SUITE, str(target), str(sources))
+    argv = (f"--variant={variant}", *MMDEBSTRAP, *settings, include, suite, str(target), str(sources))
     sh.logged(folder / "mmdebstrap.log", "mmdebstrap", *argv)
 
 
@@ -143,10 +144,10 @@ def _test_roots(folder: pathlib.Path) -> pathlib.Path:
     def make(building: pathlib.Path) -> None:
         for name, packages in testimages.ROOTS.items():
             sh.say(f"unpacking the Debian packages of the test images on {name} (20 seconds)")
-            _debian(folder, building / name, variant="extract", packages=packages)
+            _debian(folder, building / name, suite=layout.IMAGES_SUITE, variant="extract", packages=packages)
 
     key = json.dumps(testimages.ROOTS)
-    return _made(folder, "images-conformance-roots", layout.SUITE, *MMDEBSTRAP, key, make=make)
+    return _made(folder, "images-conformance-roots", layout.IMAGES_SUITE, *MMDEBSTRAP, key, make=make)
 
 
 def _busybox(folder: pathlib.Path) -> pathlib.Path:

@@ -16,8 +16,7 @@ FLANNEL_KEY = "/coreos.com/network/config"  # in etcd
 Files = dict[str, tuple[str, int]]
 
 # Run as root on a node after each job there.  A container that was killed outright never gives its
-# pod address back (host-local keeps a file that names the container's process), and a node has 253;
-# and without cgroups its FUSE servers outlive it.
+# pod address back (host-local keeps a file that names the container's process), and a node has 253.
 EPILOG = r"""#!/bin/sh
 cni=/var/lib/cni
 for file in "$cni"/networks/fakeroot/*.*.*.*; do
@@ -25,8 +24,16 @@ for file in "$cni"/networks/fakeroot/*.*.*.*; do
   IFS=$(printf '\r') read -r pid rest <"$file"
   [ -d "/proc/$pid" ] || rm -f "$file" "$cni/results/fakeroot-$pid"-*
 done
+"""
+# Without cgroups a container's FUSE servers outlive it.
+EPILOG_WITHOUT_CGROUPS = """\
 pkill -KILL -P 1 -U "$SLURM_JOB_UID" -x 'squashfuse_ll|fuse-overlayfs'
-exit 0
+"""
+CGROUPS = """\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainRAMSpace=yes
+ConstrainDevices=yes
 """
 
 # From any host to any other with the key that is in everybody's home, as on most clusters.  The hosts' own keys are
@@ -92,7 +99,8 @@ function slurm_job_modify() return slurm.SUCCESS end
 return slurm.SUCCESS
 """
 
-SETUID_PART = ("usr/libexec/apptainer/bin/starter-suid", "usr/libexec/apptainer/cni", "etc/apptainer/network")
+SETUID_PART = ("usr/libexec/apptainer/bin/starter-suid",)
+CNI_PART = ("usr/libexec/apptainer/cni", "etc/apptainer/network")
 
 
 def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -> Files:
@@ -110,9 +118,9 @@ def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -
         "etc/ssh/sshd_config": (SSHD, 0o644),
         "etc/ssh/ssh_config": (SSH, 0o644),
         "etc/slurm/slurm.conf": (slurm(profile), 0o644),
-        "etc/slurm/cgroup.conf": ("CgroupPlugin=disabled\n", 0o644),
+        "etc/slurm/cgroup.conf": (cgroup(profile), 0o644),
         "etc/slurm/gres.conf": (gres(), 0o644),
-        "etc/slurm/epilog.sh": (EPILOG, 0o755),
+        "etc/slurm/epilog.sh": (epilog(profile), 0o755),
         **accounts(profile, base=base),
     }
     if profile.strict:
@@ -135,10 +143,13 @@ def owners(profile: layout.Profile) -> dict[str, str]:
 def absent(profile: layout.Profile) -> tuple[str, ...]:
     """Return what the layers hold and the profile's hosts do not have.
 
-    Apptainer is packaged in two parts; without the second, its setuid starter and CNI are missing.
+    Apptainer is packaged in two parts; without the second, its setuid starter is missing. CNI is what the site adds.
     """
-    gone = () if profile.setuid_apptainer else SETUID_PART
-    return gone if profile.kubectl else (*gone, "usr/local/bin/kubectl")
+    return (
+        *(() if profile.setuid_apptainer else SETUID_PART),
+        *(() if profile.flannel else CNI_PART),
+        *(() if profile.kubectl else ("usr/local/bin/kubectl",)),
+    )
 
 
 def hosts_file() -> str:
@@ -162,8 +173,20 @@ def accounts(profile: layout.Profile, *, base: dict[str, str]) -> Files:
     return out
 
 
+def cgroup(profile: layout.Profile) -> str:
+    """Return cgroup.conf. Where nothing asks for cgroups Slurm loads its plugin for them, and 22.05 must have one."""
+    if profile.cgroups:
+        return CGROUPS
+    return "CgroupPlugin=cgroup/v1\n" if profile.suite == "bookworm" else "CgroupPlugin=disabled\n"
+
+
+def epilog(profile: layout.Profile) -> str:
+    """Return what root runs on a node after each job there."""
+    return EPILOG + ("" if profile.cgroups else EPILOG_WITHOUT_CGROUPS) + "exit 0\n"
+
+
 def slurm(profile: layout.Profile) -> str:
-    """Return slurm.conf. No cgroups (the machine may not lend them), so memory is enforced by accounting."""
+    """Return slurm.conf. Without cgroups memory is enforced by accounting, and only a job's own tree is killed."""
     lines = [
         f"ClusterName={CLUSTER}",
         "SlurmctldHost=ctl",
@@ -175,8 +198,6 @@ def slurm(profile: layout.Profile) -> str:
         "SlurmdPidFile=/run/slurmd.pid",
         "StateSaveLocation=/var/spool/slurm/ctld",
         "SlurmdSpoolDir=/var/spool/slurm/d",
-        "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         "DefMemPerCPU=1000",  # else a job without --mem takes all of a node's
@@ -187,15 +208,22 @@ def slurm(profile: layout.Profile) -> str:
         "SlurmdTimeout=20",  # a node that is gone fails its jobs within half a minute
         "MessageTimeout=30",  # two cores carry three hosts
         "MinJobAge=1200",  # longer than a test: what has run is counted at its end
-        "KillWait=10",  # less than Slurm's 30: tests wait for it
-        "PropagateResourceLimits=NONE",
         "Epilog=/etc/slurm/epilog.sh",
-        "JobAcctGatherType=jobacct_gather/linux",
-        "JobAcctGatherFrequency=task=2",
-        "JobAcctGatherParams=OverMemoryKill",
         "JobCompType=jobcomp/none",
         "GresTypes=gpu",
     ]
+    if profile.cgroups:
+        lines += ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup", "JobAcctGatherType=jobacct_gather/cgroup"]
+    else:
+        lines += [
+            "ProctrackType=proctrack/linuxproc",
+            "TaskPlugin=task/none",
+            "JobAcctGatherType=jobacct_gather/linux",
+            "JobAcctGatherFrequency=task=2",
+            "JobAcctGatherParams=OverMemoryKill",
+        ]
+    if profile.kill_wait:
+        lines.append(f"KillWait={profile.kill_wait}")
     if profile.accounting:
         lines += [
             "AccountingStorageType=accounting_storage/slurmdbd",

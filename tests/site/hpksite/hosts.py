@@ -9,7 +9,7 @@ import stat
 import traceback
 from typing import NoReturn
 
-from . import layout, linux, paths, run, sh
+from . import cgroups, layout, linux, paths, run, sh
 
 # (name, type, major, minor): what an ordinary host shows its users.  Everyone may use fuse and tun.
 DEVICES = (
@@ -17,6 +17,7 @@ DEVICES = (
     ("tty", "c", 5, 0), ("fuse", "c", 10, 229), ("net/tun", "c", 10, 200),
 )  # fmt: skip
 LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
+GPU_MAJOR = 195  # NVIDIA's: a job that does not have a GPU must not be denied anything else with it
 LOOP_DEVICES = 16  # setuid Apptainer mounts images through them, and makes further ones itself
 # Folders on the machine's own disk: overlay upper directories cannot lie on an overlay.
 ON_DISK = {"tmp": 0o1777, "var/tmp": 0o1777, "scratch": 0o1777, "var/log": 0o755, "var/spool": 0o755}
@@ -32,6 +33,7 @@ class Root:
     owners: {path: user} where that is not root; folders that are missing are made.
     absent: files and folders of the layers that this host does not have.
     homes: the folder on which the users' homes are mounted.
+    cgroups: the host has cgroups of its own; else it sees none.
     """
 
     layers: tuple[str, ...]
@@ -39,6 +41,7 @@ class Root:
     owners: dict[str, str]
     absent: tuple[str, ...] = ()
     homes: str = "home"
+    cgroups: bool = False
 
 
 def disk(host: layout.Host, name: str) -> pathlib.Path:
@@ -52,6 +55,8 @@ def boot(host: layout.Host, root: Root) -> None:
     Its network namespace must be there, and no process of it. A SiteError tells why it did not boot.
     """
     _lay_out(host, root)
+    if root.cgroups:
+        cgroups.make(host)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -107,12 +112,16 @@ def _launch(host: layout.Host, root: Root, *, report: int) -> NoReturn:
 
 def _first_process(host: layout.Host, root: Root) -> NoReturn:
     """As pid 1 of the host: lay out its root, move into it, become an init that reaps."""
+    if root.cgroups:
+        cgroups.enter(host)
     linux.mount("", "/", flags=linux.MS_REC | linux.MS_PRIVATE)  # nothing below is seen outside
     linux.set_hostname(host.name)
     base = pathlib.Path(paths.HOSTS, host.name)
     options = f"lowerdir={':'.join(root.layers)},upperdir={base}/upper,workdir={base}/work"
     linux.mount("overlay", f"{base}/root", "overlay", data=options)
     _mount_all(host, f"{base}/root", homes=root.homes)
+    if root.cgroups:
+        cgroups.mount(base / "root/sys/fs/cgroup")
     linux.pivot_root(f"{base}/root")
     for name, owner in root.owners.items():
         if not pathlib.Path(name).exists():
@@ -142,7 +151,7 @@ def _mount_all(host: layout.Host, root: str, *, homes: str) -> None:
 
 
 def _fill_dev(host: layout.Host, dev: str) -> None:
-    """Fill a host's /dev. Its GPUs are further names of /dev/null: enough to be allocated and bound."""
+    """Fill a host's /dev. No driver is behind its GPUs: enough to be allocated, denied and bound."""
     for name in ("net", "pts", "shm", "mqueue"):
         pathlib.Path(dev, name).mkdir()
     for name, kind, major, minor in DEVICES:
@@ -151,7 +160,7 @@ def _fill_dev(host: layout.Host, dev: str) -> None:
     for number in range(LOOP_DEVICES):
         linux.make_device(f"{dev}/loop{number}", "b", 7, number, mode=0o660)
     for number in range(host.gpus):
-        linux.make_device(f"{dev}/nvidia{number}", "c", 1, 3, mode=0o666)
+        linux.make_device(f"{dev}/nvidia{number}", "c", GPU_MAJOR, number, mode=0o666)
     for name, target in LINKS.items():
         pathlib.Path(dev, name).symlink_to(target)
     terminals = "newinstance,gid=5,mode=620,ptmxmode=666"

@@ -32,10 +32,14 @@ class Profile:
     flannel: flanneld on every host, and the CNI network `fakeroot` made from its subnet.
     accounting: slurmdbd with MariaDB, so that sacct answers.
     kubectl: on every host's PATH.
-    poor_home: /home is a FUSE file system that refuses what NFS and Lustre often refuse (see tests/site/sharedfs).
+    home_locks: whom a lock on a file in /home binds: `all` hosts, on the machine's own disk; `host` (this one only) or
+        `none`, on a FUSE file system that refuses what NFS and Lustre often refuse (see tests/site/sharedfs).
     strict: jobs must name account and time limit, one partition gives whole nodes, Slurm limits the rate of RPCs.
     submit_limit: how many jobs alice may have, queued and running; 0 is no limit.
     filtered: compute nodes take only Slurm's and ssh's connections from the login node, and do not reach the registry.
+    cgroups: Slurm confines memory and devices, tracks processes and accounts by cgroups; else by its own means.
+    kill_wait: seconds between Slurm's SIGTERM and SIGKILL; 0 is Slurm's default, 30.
+    suite: the hosts' Debian, and so their Slurm and their Python.
     """
 
     name: str
@@ -44,10 +48,18 @@ class Profile:
     flannel: bool
     accounting: bool
     kubectl: bool
-    poor_home: bool
+    home_locks: str
     strict: bool
     submit_limit: int
     filtered: bool
+    cgroups: bool
+    kill_wait: int
+    suite: str
+
+    @property
+    def has_poor_home(self) -> bool:
+        """Say whether /home is a FUSE file system, which can less than a disk."""
+        return self.home_locks != "all"
 
 
 PROFILES = {
@@ -58,10 +70,13 @@ PROFILES = {
         flannel=True,
         accounting=True,
         kubectl=True,
-        poor_home=False,
+        home_locks="all",
         strict=False,
         submit_limit=0,
         filtered=False,
+        cgroups=True,
+        kill_wait=10,  # tests wait for it
+        suite="trixie",
     ),
     "bare": Profile(
         name="bare",
@@ -70,10 +85,28 @@ PROFILES = {
         flannel=False,
         accounting=False,
         kubectl=False,
-        poor_home=True,
+        home_locks="none",
         strict=True,
         submit_limit=5,
         filtered=True,
+        cgroups=False,
+        kill_wait=0,
+        suite="trixie",
+    ),
+    "older": Profile(
+        name="older",
+        setuid_apptainer=True,
+        subordinate_ids=True,
+        flannel=False,
+        accounting=True,
+        kubectl=True,
+        home_locks="host",
+        strict=False,
+        submit_limit=0,
+        filtered=False,
+        cgroups=False,
+        kill_wait=10,
+        suite="bookworm",
     ),
 }
 
@@ -93,7 +126,7 @@ POD_NETWORK = "10.244.0.0/16"
 REGISTRY_PORT = 5000
 ETCD_PORT = 2379  # flannel's etcd, on the controller
 
-# What Debian 13 gives every host.  The list's hash is the key of the cached root file system.
+# What Debian gives every host.  The list's hash is part of the key of the cached root file system.
 PACKAGES = (
     "slurm-wlm", "slurmdbd", "mariadb-server", "munge",
     "iproute2", "iputils-ping", "nftables", "iptables", "iperf3", "netbase", "netcat-openbsd", "curl",
@@ -103,4 +136,4 @@ PACKAGES = (
     "procps", "psmisc", "lsof", "strace", "less", "file",
     "sysbench", "fio", "socat", "openssh-server", "openssh-client",
 )  # fmt: skip
-SUITE = "trixie"
+IMAGES_SUITE = "trixie"  # from whose files the registry's images are made

@@ -1,6 +1,7 @@
 """up, down, kill, status: the cluster as a whole."""
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import os
@@ -9,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 
-from . import builds, config, hosts, images, inside, layout, members, network, paths, registry, run, sh, units
+from . import builds, cgroups, config, hosts, images, inside, layout, members, network, paths, registry, run, sh, units
 
 SETTLE_SECONDS = 120  # a quiet machine needs three
 
@@ -20,9 +21,12 @@ def up(profile: layout.Profile) -> None:
     A daemon or compute node that has gone is started again. A cluster of other parts or with another
     configuration, or one that lost its controller, is replaced.
     """
+    if profile.cgroups and not cgroups.are_lent():
+        sh.say("this machine lends no cgroups of version 1: Slurm does without (see tests/site/README.md)")
+        profile = dataclasses.replace(profile, cgroups=False)
     with _lock():
         started = time.monotonic()
-        built = builds.ensure()
+        built = builds.ensure(profile.suite)
         wanted = _fingerprint(profile, built)
         if _recorded() != wanted or run.host_pid(layout.CONTROLLER.name) is None:
             if network.names() or members.find():
@@ -143,8 +147,8 @@ def _settle(table: list[units.Unit]) -> None:
 
 def _fingerprint(profile: layout.Profile, built: builds.Built) -> str:
     """Return `PROFILE HASH`: what the running cluster is made of, the text that shapes it included."""
-    digest = hashlib.sha256(built.fingerprint().encode())
-    for name in ("config", "hosts", "layout", "network", "units"):
+    digest = hashlib.sha256(f"{profile} {built.fingerprint()}".encode())
+    for name in ("cgroups", "config", "hosts", "layout", "network", "units"):
         digest.update(pathlib.Path(__file__).with_name(f"{name}.py").read_bytes())
     return f"{profile.name} {digest.hexdigest()}"
 
@@ -159,6 +163,7 @@ def _recorded() -> str | None:
 def _tear_down() -> None:
     members.end()
     network.down()
+    cgroups.remove()
     for folder in (paths.RUN, paths.HOSTS, paths.PROGRAMS):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -197,5 +202,6 @@ def _root(profile: layout.Profile, built: builds.Built, host: layout.Host) -> ho
         files=config.files(profile, host, base=base),
         owners=config.owners(profile),
         absent=config.absent(profile),
-        homes=config.EXPORT if profile.poor_home else "home",
+        homes=config.EXPORT if profile.has_poor_home else "home",
+        cgroups=profile.cgroups,
     )

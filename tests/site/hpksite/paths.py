@@ -18,6 +18,8 @@ NETNS_FOLDER = "/run/netns"
 
 MARKER = "etc/hpk-site-host"  # in every host's root: how its processes are known, whoever started them
 APART = os.environ.get("SITE_APART", "")  # the name of a cluster that `apart` keeps from the machine's one
+# In the machine's cgroups, which all clusters share; see `apart`, which names it too.
+CGROUP = f"hpk-site-apart-{APART}" if APART else "hpk-site"
 
 TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 

@@ -8,6 +8,7 @@ import sys
 from . import paths
 
 USAGE = "usage: site run [--user NAME] HOST -- COMMAND [ARGUMENT ...]"
+DESCRIPTORS = 1024  # open files that a login shell begins with, as systemd and PAM have it; it may have more
 PATH = "/usr/local/bin:/usr/bin:/bin"
 ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -68,9 +69,10 @@ def entering(pid: int, *, user: str, command: list[str]) -> list[str]:
     nothing running; what the command has put in the background lives on.
     """
     path = ROOT_PATH if user == "root" else PATH
-    login = f'PATH={path} LANG=C.UTF-8; export PATH LANG; cd && unset OLDPWD && exec "$@"'
+    limit = "" if user == "root" else f"ulimit -S -n {DESCRIPTORS}; "
+    login = f'{limit}PATH={path} LANG=C.UTF-8; export PATH LANG; cd && unset OLDPWD && exec "$@"'
     return [
-        "nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd", "--",
+        "nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd", "--",
         "setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--reset-env", "--pdeathsig=TERM", "--",
         "/bin/sh", "-c", login, "sh", *command,
     ]  # fmt: skip

@@ -12,21 +12,24 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from . import config, hosts, inside, layout, paths, registry, sh
+from . import config, hosts, inside, layout, paths, registry, run, sh
 
 STATE = "/run/site"  # on a host: a pid file a daemon
 ETCD = f"http://{layout.CONTROLLER.address}:{layout.ETCD_PORT}"
+# What a host's own init starts begins in the host's cgroups; what comes from outside goes there.
+OWN_CGROUPS = 'for list in /sys/fs/cgroup/*/cgroup.procs; do [ ! -e "$list" ] || echo 0 >"$list"; done; '
 REGISTRY = f"{layout.CONTROLLER.address}:{layout.REGISTRY_PORT}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """One daemon or step on one host. `daemon` and `check` are sh, run as root on that host."""
+    """One daemon or step on one host. `daemon`, what goes before it, and `check` are sh, run as root on that host."""
 
     name: str
     host: layout.Host
     check: str
     daemon: str = ""
+    before: str = ""
     step: Callable[[layout.Host], None] | None = None
     after: tuple[str, ...] = ()
 
@@ -46,7 +49,7 @@ class Unit:
             self.step(self.host)
             return
         pid, log = f"{STATE}/{self.name}.pid", f"/var/log/{self.name}.log"
-        script = f"mkdir -p {STATE}; echo $$ >{pid}; exec >>{log} 2>&1; cd /; exec {self.daemon}"
+        script = f"mkdir -p {STATE}; echo $$ >{pid}; exec >>{log} 2>&1; cd /; {self.before}exec {self.daemon}"
         # an old pid file would make it look dead before it has written its own
         inside.shell(self.host, f"rm -f {pid}")
         inside.spawn(self.host, script)
@@ -68,11 +71,13 @@ def table(profile: layout.Profile, *, images: pathlib.Path) -> list[Unit]:
     controller = layout.CONTROLLER
     out: list[Unit] = []
     for host in layout.HOSTS:
-        out += [*_home(host), *_slurm(host, after=(f"home@{host.name}",))] if profile.poor_home else _slurm(host)
+        if profile.has_poor_home:
+            out.append(_home(host, locks=profile.home_locks))
+        out += _slurm(host, after=(f"home@{host.name}",) if profile.has_poor_home else ())
         out += _ssh(host)
         if profile.filtered:
             out.append(_firewall(host))
-    out.append(_ssh_keys(controller, after=("home@ctl",) if profile.poor_home else ()))
+    out.append(_ssh_keys(controller, after=("home@ctl",) if profile.has_poor_home else ()))
     out.append(
         Unit(
             "slurmctld",
@@ -91,15 +96,13 @@ def table(profile: layout.Profile, *, images: pathlib.Path) -> list[Unit]:
     return out + _registry(controller, images)
 
 
-def _home(host: layout.Host) -> list[Unit]:
-    return [
-        Unit(
-            "home",
-            host,
-            daemon=f"{config.PROGRAMS}/sharedfs /{config.EXPORT} /home",
-            check=f"mountpoint -q /home && test -d /home/{layout.USERS[0].name}",
-        )
-    ]
+def _home(host: layout.Host, *, locks: str) -> Unit:
+    return Unit(
+        "home",
+        host,
+        daemon=f"{config.PROGRAMS}/sharedfs --locks {locks} /{config.EXPORT} /home",
+        check=f"mountpoint -q /home && test -d /home/{layout.USERS[0].name}",
+    )
 
 
 def _slurm(host: layout.Host, *, after: tuple[str, ...] = ()) -> list[Unit]:
@@ -114,6 +117,7 @@ def _slurm(host: layout.Host, *, after: tuple[str, ...] = ()) -> list[Unit]:
             "slurmd",
             host,
             daemon=f"slurmd -D -N {host.name}",
+            before=OWN_CGROUPS,
             after=(f"munged@{host.name}", "slurmctld@ctl", *after),
             # Whole words: a '*' after the state says that slurmctld has not heard from the node.
             check=f"sinfo -h -n {host.name} -o %T | grep -qxE 'idle|mixed|allocated|completing'",
@@ -131,6 +135,7 @@ def _ssh(host: layout.Host) -> list[Unit]:
             "sshd",
             host,
             daemon="/usr/sbin/sshd -D -e",
+            before=f"ulimit -S -n {run.DESCRIPTORS}; ",
             after=(f"ssh-host-key@{host.name}",),
             check="timeout 2 bash -c '</dev/tcp/127.0.0.1/22'",
         ),

@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 """Show a directory as a cluster's shared file system shows it.
 
-No chown to other ids, no locks, no extended attributes, a slow fsync, and what other hosts change is seen a moment
-later, as on NFS and Lustre:
+No chown to other ids, no extended attributes, a slow fsync, and what other hosts change is seen a moment later, as on
+NFS and Lustre; no locks, or locks of which other hosts hear nothing, as on Lustre with localflock and on BeeGFS:
 
-    sharedfs [--fsync SECONDS] [--locks] EXPORT MOUNTPOINT
+    sharedfs [--fsync SECONDS] [--locks none|host|all] EXPORT MOUNTPOINT
 
 It serves one host, as that host's NFS client would, until it is unmounted or killed. A file .full-UID in EXPORT puts
 that user over quota (EDQUOT), a file .readonly-UID lets the user change nothing (EROFS). A file that is removed while
@@ -26,7 +26,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("FUSE_LIBRARY_PATH", "libfuse3.so.4")  # libfuse 2 may be there too, and would be preferred
+os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")  # libfuse 2 may be there too, and would be preferred
 import mfusepy
 
 if TYPE_CHECKING:
@@ -55,15 +55,15 @@ def call(function: Any, *args: object) -> int:
 class Home:
     """libfuse's operations on the export. The kernel checks permissions (default_permissions).
 
+    It keeps locks as well, which bind this host only, for no operation here takes them.
     Descriptors stand in `handle.fh`; paths begin with a slash, which is the export.
     """
 
     use_ns = True
 
-    def __init__(self, export: str, *, fsync_seconds: float, has_locks: bool) -> None:
+    def __init__(self, export: str, *, fsync_seconds: float) -> None:
         self.export = export
         self.fsync_seconds = fsync_seconds
-        self.has_locks = has_locks
 
     def real(self, path: str) -> str:
         """Return where the file is in the export."""
@@ -196,19 +196,32 @@ class Home:
         self.refuse(takes_space=False)
         return call(libc.utimensat, AT_FDCWD, os.fsencode(self.real(path)), times, AT_SYMLINK_NOFOLLOW)
 
+
+class WithoutLocks(Home):
+    """A home in which no file can be locked."""
+
+    def flock(self, _path: str, _handle: Any, _operation: int) -> int:
+        raise OSError(errno.ENOSYS, "no locks")
+
+    def lock(self, _path: str, _handle: Any, _command: int, _lock: Any) -> int:
+        raise OSError(errno.ENOSYS, "no locks")
+
+
+class SharedLocks(Home):
+    """A home whose locks bind all hosts: the export's own."""
+
     def flock(self, _path: str, handle: Any, operation: int) -> int:
-        if not self.has_locks:
-            raise OSError(errno.ENOSYS, "no locks")
         fcntl.flock(handle.fh, operation)
         return 0
 
     def lock(self, _path: str, handle: Any, command: int, lock: Any) -> int:
-        if not self.has_locks:
-            raise OSError(errno.ENOSYS, "no locks")
         lock.contents.l_pid = 0
         answer = fcntl.fcntl(handle.fh, OFD[command], bytes(lock.contents))
         ctypes.memmove(lock, answer, len(answer))
         return 0
+
+
+HOMES = {"none": WithoutLocks, "host": Home, "all": SharedLocks}  # by whom a lock binds
 
 
 class Server(mfusepy.FUSE):  # type: ignore[misc]
@@ -228,7 +241,7 @@ def main() -> None:
     """Serve until unmounted."""
     parser = argparse.ArgumentParser(prog="sharedfs")
     parser.add_argument("--fsync", type=float, default=0.01, metavar="SECONDS", help="what an fsync takes")
-    parser.add_argument("--locks", action="store_true", help="let files be locked, by all hosts together")
+    parser.add_argument("--locks", choices=HOMES, default="none", help="whom a lock binds; default: none")
     parser.add_argument("export")
     parser.add_argument("mountpoint")
     args = parser.parse_args()
@@ -237,7 +250,7 @@ def main() -> None:
     os.umask(0)
     libc.umount2(os.fsencode(args.mountpoint), MNT_DETACH)  # what a server that died has left
     Server(
-        Home(args.export, fsync_seconds=args.fsync, has_locks=args.locks),
+        HOMES[args.locks](args.export, fsync_seconds=args.fsync),
         args.mountpoint,
         raw_fi=True,
         foreground=True,

@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from tests.site.hpksite import builds, config, images, layout, registry, run, units
+from tests.site.hpksite import builds, cgroups, config, images, layout, paths, registry, run, units
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FLANNEL = layout.PROFILES["flannel"]
@@ -151,6 +151,34 @@ def test_only_a_bare_site_filters_and_limits(tmp_path: pathlib.Path) -> None:
         table = units.table(profile, images=tmp_path)
         assert len([unit for unit in table if unit.name == "firewall"]) == (3 if name == "bare" else 0)
         files = config.files(profile, layout.CONTROLLER, base=dict.fromkeys(config.EXTENDED, ""))
-        assert ("etc/slurm/job_submit.lua" in files) == (name == "bare")
-    assert "[2000] = 5" in files["etc/slurm/job_submit.lua"][0]
+        policy, _ = files.get("etc/slurm/job_submit.lua", ("", 0))
+        assert ("[2000] = 5" in policy) == (name == "bare")
     assert "dport != { 22, 6818 }" in config.firewall(layout.HOSTS[1])
+
+
+def test_slurm_confines_where_there_are_cgroups() -> None:
+    """Else it looks at a job's memory now and then, and an epilog ends what left the job's tree."""
+    for name, profile in layout.PROFILES.items():
+        files = config.files(profile, layout.CONTROLLER, base=dict.fromkeys(config.EXTENDED, ""))
+        slurm, confines = files["etc/slurm/slurm.conf"][0], name == "flannel"
+        assert ("ProctrackType=proctrack/cgroup" in slurm) == confines
+        assert ("OverMemoryKill" in slurm) != confines
+        assert ("ConstrainRAMSpace=yes" in files["etc/slurm/cgroup.conf"][0]) == confines
+        assert ("pkill" in files["etc/slurm/epilog.sh"][0]) != confines
+        assert files["etc/slurm/epilog.sh"][0].endswith("exit 0\n")
+        assert "PropagateResourceLimits" not in slurm  # Slurm's default hands all of a shell's limits on
+
+
+def test_a_cluster_removes_its_own_cgroups_only(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Innermost first, in every controller; those of a cluster that is apart stay."""
+    monkeypatch.setattr(cgroups, "MACHINE", tmp_path)
+    for controller in cgroups.CONTROLLERS:
+        for name in ("hpk-site/c1/slurm_c1/uid_2000/job_1", "hpk-site/c2", "hpk-site-apart-x/c1"):
+            (tmp_path / controller / name).mkdir(parents=True)
+    monkeypatch.setattr(paths, "CGROUP", "hpk-site")
+    cgroups.remove(layout.HOSTS[1])
+    assert [*tmp_path.glob("*/hpk-site/c1")] == []
+    assert len([*tmp_path.glob("*/hpk-site/c2")]) == len(cgroups.CONTROLLERS)
+    cgroups.remove()
+    assert {path.name for path in tmp_path.glob("*/*")} == {"hpk-site-apart-x"}
+    cgroups.remove()
