@@ -46,7 +46,7 @@ class Built:
 
 def ensure(suite: str) -> Built:
     """Return all parts of a cluster whose hosts run a Debian suite, building those that are missing."""
-    with _alone() as folder:
+    with _alone("hosts") as folder:
         _install_missing()
         rootfs = _rootfs(folder, suite)
         source = _rootfs(folder, layout.IMAGES_SUITE)
@@ -60,7 +60,7 @@ def ensure(suite: str) -> Built:
 
 def argo() -> pathlib.Path:
     """Return the layout of Argo's images, building it if it is missing."""
-    with _alone() as folder:
+    with _alone("argo") as folder:
         programs = folder / "programs"
         sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *ARGO)
         controller, executor = (programs / name for name in ARGO)
@@ -76,7 +76,7 @@ def argo() -> pathlib.Path:
 
 def conformance() -> pathlib.Path:
     """Return the layout of the images that Kubernetes' own tests name, making it if it is missing."""
-    with _alone() as folder:
+    with _alone("conformance") as folder:
         _install_missing(*TEST_IMAGE_PACKAGES)
         programs = folder / "programs"
         sh.shown(f"{paths.TREE}/controlplane/build.sh", str(programs), *TEST_PROGRAMS)
@@ -97,11 +97,14 @@ def conformance() -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[pathlib.Path]:
-    """Give the folder for what is built; one process at a time, for clusters that are apart share it."""
+def _alone(purpose: str) -> Iterator[pathlib.Path]:
+    """Give the folder for what is built; one process at a time for a purpose, for clusters that are apart share it.
+
+    What two purposes have in common is made beside its place and renamed.
+    """
     folder = pathlib.Path(paths.cache(), "site")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    with (folder / f"lock-{purpose}").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield folder
 
@@ -130,7 +133,7 @@ def _rootfs(folder: pathlib.Path, suite: str) -> pathlib.Path:
 
 def _debian(folder: pathlib.Path, target: pathlib.Path, *, suite: str, variant: str, packages: tuple[str, ...]) -> None:
     """Fill a folder with a variant of a Debian suite, as mmdebstrap calls it, and packages."""
-    sources = folder / "sources.list"
+    sources = folder / f"sources-{suite}.list"
     sources.write_text(sh.out(f"{paths.TREE}/scripts/debian-sources.py", suite))
     settings = [f"--aptopt={setting}" for setting in _apt_settings()]
     include = f"--include={','.join(packages)}"
