@@ -9,6 +9,7 @@ import pytest
 
 from tests import cluster
 from tests.e2e import conftest
+from tests.site.hpksite import cgroups
 
 pytestmark = pytest.mark.cluster
 
@@ -44,6 +45,22 @@ def test_memory_is_counted_as_the_kernel_would(space: conftest.Namespace) -> Non
     conftest.until(lambda: space.phase("p") in {"Succeeded", "Failed"})
     assert ended(space.get("pod", "p")) == {"forks": "Completed", "greedy": "OOMKilled"}
     assert space.kubectl("logs", "p", "-c", "forks").split() == ["ready", *["child"] * 8]
+
+
+@pytest.mark.skipif(not (cluster.PROFILE.cgroups and cgroups.are_lent()), reason="needs jobs confined by cgroups")
+def test_a_pod_goes_on_without_a_child_that_the_kernel_killed(space: conftest.Namespace) -> None:
+    """Slurm calls the job OUT_OF_MEMORY; the pod came to its own end, and says so. One that died of it is OOMKilled."""
+    request = {"resources": {"requests": {"memory": "32Mi"}}}
+    eat = "tail /dev/zero"
+    space.apply(pod("goes-on", {"name": "c", "command": ["sh", "-c", f"{eat}; echo child $?"], **request}))
+    space.apply(pod("dies", {"name": "c", "command": ["sh", "-c", f"exec {eat}"], **request}))
+    conftest.until(lambda: {space.phase("goes-on"), space.phase("dies")} <= {"Succeeded", "Failed"})
+    survivor, victim = space.get("pod", "goes-on")["status"], space.get("pod", "dies")["status"]
+    assert survivor["phase"] == "Succeeded"
+    assert space.kubectl("logs", "goes-on").endswith("child 137\n")
+    assert (victim["phase"], ended({"status": victim})) == ("Failed", {"c": "OOMKilled"})
+    states = cluster.shell("squeue --me --states=all --noheader --format='%i %T'").splitlines()
+    assert {f"{space.job(name)} OUT_OF_MEMORY" for name in ("goes-on", "dies")} <= set(states)
 
 
 def test_a_chatty_container_cannot_fill_the_home(space: conftest.Namespace) -> None:
