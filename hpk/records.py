@@ -11,7 +11,10 @@ In every string of ``argv``, ``env`` and ``hosts`` the agent replaces
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Link(TypedDict):
@@ -288,6 +291,22 @@ class Report(TypedDict):
     ended: Ended | None
     containers: dict[str, ContainerRecord]
     events: list[EventRecord]
+
+
+END_LINE = "end "
+"""Begins the line of the job's output that carries the last report, where nothing else could."""
+UNRECORDED: Mapping[str, int] = {
+    "Succeeded": 200,
+    "Failed": 201,
+    "Deleted": 202,
+    "DeadlineExceeded": 203,
+    "TimeLimit": 204,
+    "Signalled": 205,
+    "Evicted": 206,
+    "SetupFailed": 207,
+}
+"""The job's exit code where neither the kubelet nor the disk has taken the last report: the reason of `Ended`, or how
+the containers ended.  0 says that the end is recorded."""
 
 
 class Submission(TypedDict):

@@ -8,10 +8,10 @@ import json
 import time
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from hpk import jobdir
+from hpk import jobdir, records
 
 if TYPE_CHECKING:
-    from hpk import records
+    from collections.abc import Iterable
 
 SAME_CLOCK_SECONDS = 1.0
 """What two measurements of the same two clocks may differ by: times that were told should not change."""
@@ -34,6 +34,7 @@ class Reporter:
         self._path = path
         self._is_dirty = asyncio.Event()
         self._is_out = asyncio.Event()
+        self._stored = -1
         self._uplink: Uplink | None = None
         self._last: tuple[int, bytes] | None = None
 
@@ -41,6 +42,11 @@ class Reporter:
     def report(self) -> records.Report:
         """The report as it is now."""
         return self._report
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the report as it is now is on the disk."""
+        return self._stored == self._report["sequence"]
 
     def attach(self, uplink: Uplink) -> None:
         """From now on tell this one, first of the newest report."""
@@ -98,17 +104,41 @@ class Reporter:
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be had, as the pod has them all
                 print(f"Cannot write {self._path}: {error}", flush=True)  # noqa: T201 - the job's output is the log
                 asyncio.get_running_loop().call_later(1, self._is_dirty.set)
+            else:
+                self._stored = sequence
             self._last = (sequence, data)
             if self._uplink:
                 self._uplink.publish(sequence, data)
             if sequence == self._report["sequence"]:
                 self._is_out.set()
 
+    async def stored(self, *, timeout_seconds: float) -> None:
+        """Wait until the newest report is on the disk; gives up on one that stays full."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while not self.is_stored:  # noqa: ASYNC110 - tried again once a second
+                    await asyncio.sleep(0.1)
+
     async def settled(self, *, timeout_seconds: float) -> None:
         """Wait until the newest report is out; gives up on a disk that hangs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._is_out.wait()
+
+
+def unrecorded(report: records.Report, *, apps: Iterable[str]) -> int:
+    """Return the exit code that tells how the pod ended, where nothing else will, and print what the report says.
+
+    Args:
+        report: The last one.
+        apps: The names of the containers that decide whether the pod succeeded.
+    """
+    brief = {**report, "events": []}
+    print(records.END_LINE + json.dumps(brief, separators=(",", ":")), flush=True)  # noqa: T201 - the last way out
+    if report["ended"] is not None:
+        return records.UNRECORDED.get(report["ended"]["reason"], records.UNRECORDED["Failed"])
+    runs = [report["containers"][name]["terminated"] for name in apps]
+    return records.UNRECORDED["Succeeded" if all(run and run["exit_code"] == 0 for run in runs) else "Failed"]
 
 
 def _as_json(report: records.Report) -> bytes:

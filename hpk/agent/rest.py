@@ -75,13 +75,18 @@ async def _run(start: main.Start) -> int:
     surroundings.writer.close()
     cleaning = asyncio.create_task(asyncio.to_thread(_clean, start), name="clean")
     await reporter.settled(timeout_seconds=DISK_SECONDS)
-    await _acknowledged(link, start, reporter)
+    is_heard = await _acknowledged(link, start, reporter)
+    if not is_heard:
+        await reporter.stored(timeout_seconds=DISK_SECONDS)
     await asyncio.wait({cleaning}, timeout=60)
     for task in (writing, link, sweeper):
         task.cancel()
     await asyncio.gather(writing, link, sweeper, measuring, wishing, return_exceptions=True)
     _say_stages(start)
-    return 0
+    if is_heard or reporter.is_stored:
+        return 0
+    apps = [one["name"] for one in start.plan["containers"] if one["kind"] == "app"]
+    return report.unrecorded(reporter.report, apps=apps)
 
 
 async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) -> None:
@@ -127,17 +132,20 @@ def _is_connected(link: asyncio.Task[client.LinkClient]) -> bool:
     return link.done() and not link.cancelled() and link.exception() is None and link.result().is_connected
 
 
-async def _acknowledged(link: asyncio.Task[client.LinkClient], start: main.Start, reporter: report.Reporter) -> None:
-    """Stay until the kubelet has the last report, and clients the last output; not for ever: both are in files, too."""
+async def _acknowledged(link: asyncio.Task[client.LinkClient], start: main.Start, reporter: report.Reporter) -> bool:
+    """Stay until the kubelet has the last report, and clients the last output, but not for ever; whether it has."""
     if not os.path.exists(start.box.places.endpoint):  # noqa: ASYNC240 - one look
-        return
+        return False
+    is_heard = False
     ended = reporter.report["ended"]
     is_hurried = ended is not None and ended["reason"] == "Signalled"
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HURRIED_SECONDS if is_hurried else LINK_SECONDS):
             client = await asyncio.shield(link)
             await client.acknowledged(reporter.report["sequence"])
+            is_heard = True
             await client.idle()
+    return is_heard
 
 
 async def _sweep(reaper: processes.Reaper) -> None:

@@ -1,33 +1,51 @@
-"""What is left to learn of a job that ended and whose agent said nothing of it: accounting, and the job's output."""
+"""What is left to learn of a job that ended and whose agent said nothing of it: Slurm's word, and the job's output.
+
+An agent that could neither write its last report nor send it prints it, and ends with an exit code that says how the
+pod ended: where the home is full, Slurm's own record is all that remains.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import re
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from hpk import errors
+from hpk import errors, jobdir, records
 from hpk.pods import model
 
 if TYPE_CHECKING:
-    from hpk import jobdir
+    from hpk.kube import v1
 
 LOG = structlog.get_logger(__name__)
 TAIL_BYTES = 4096
 LINE_LENGTH = 300
 OUT_OF_MEMORY = re.compile(r"exceeded (job |step )?memory limit|oom[-_ ]?kill", re.IGNORECASE)
 """slurmstepd's words; without cgroups Slurm itself calls such a job only FAILED."""
-OURS = re.compile(r"^stages ")
+OURS = re.compile(rf"^(stages |{records.END_LINE})")
 
 
-async def gather(
-    allocator: model.Allocator, allocation: model.Allocation, directory: jobdir.PodDirectory
-) -> tuple[model.AllocationState, str]:
-    """The state of an allocation that is over, as far as anybody knows, and the last line that its job printed."""
+class LastWords(NamedTuple):
+    """What is known of an allocation that is over.
+
+    Attributes:
+        state: As far as anybody knows.
+        line: The last that its job printed.
+        output: The end of all that it printed.
+    """
+
+    state: model.AllocationState
+    line: str
+    output: str
+
+
+async def gather(allocator: model.Allocator, allocation: model.Allocation, directory: jobdir.PodDirectory) -> LastWords:
+    """Ask Slurm and read the job's output."""
     state = allocator.observe(allocation)
     if state.cause in {None, model.Cause.FINISHED}:  # else Slurm has said all that there is
         try:
@@ -37,7 +55,92 @@ async def gather(
     output = await asyncio.to_thread(_tail, Path(directory.output))
     if state.cause in {None, model.Cause.FINISHED} and OUT_OF_MEMORY.search(output):
         state = dataclasses.replace(state, cause=model.Cause.OUT_OF_MEMORY)
-    return state, last_line(output)
+    return LastWords(state, last_line(output), output)
+
+
+def report(pod: v1.Pod, words: LastWords, newest: records.Report | None) -> records.Report | None:
+    """Return the report that the agent could not leave: as it printed it, else as far as its exit code tells.
+
+    Args:
+        pod: The pod.
+        words: Of its job.
+        newest: The last report that is known.
+    """
+    codes = {code: reason for reason, code in records.UNRECORDED.items()}
+    if (reason := codes.get(words.state.exit_code or 0)) is None:
+        return None
+    return _printed(words.output, pod.metadata.uid) or _made_up(pod, newest, reason)
+
+
+def _printed(output: str, uid: str) -> records.Report | None:
+    for line in reversed(output.splitlines()):
+        if line.startswith(records.END_LINE):
+            try:
+                found: records.Report = json.loads(line.removeprefix(records.END_LINE))
+            except ValueError:
+                return None  # cut: the disk is full
+            return found if found.get("uid") == uid else None
+    return None
+
+
+def _made_up(pod: v1.Pod, newest: records.Report | None, reason: str) -> records.Report:
+    """The newest report, ended for this reason; a container of which no end is known has succeeded if the pod has."""
+    now = time.time()
+    made: records.Report = newest or {
+        "version": jobdir.VERSION,
+        "uid": pod.metadata.uid,
+        "sequence": 0,
+        "job_id": "",
+        "node": "",
+        "host_ip": "",
+        "pod_ip": "",
+        "started_at": now,
+        "finished_at": None,
+        "ended": None,
+        "containers": {},
+        "events": [],
+    }
+    has_succeeded = reason == "Succeeded"
+    is_own = has_succeeded or reason == "Failed"
+    known = made["containers"]
+    containers = {c.name: known.get(c.name) for c in pod.all_containers}
+    return {
+        **made,
+        "sequence": made["sequence"] + 1,
+        "finished_at": now,
+        "ended": None if is_own else {"reason": reason, "message": ""},
+        "containers": {
+            **known,
+            **{name: _succeeded(record, now) for name, record in containers.items() if has_succeeded},
+        },
+    }
+
+
+def _succeeded(record: records.ContainerRecord | None, now: float) -> records.ContainerRecord:
+    """The record of a container that ended well, though nobody knows when."""
+    if record is not None and record["state"] == "terminated":
+        return record
+    started_at = (record["started_at"] if record else None) or now
+    return {
+        "state": "terminated",
+        "reason": "",
+        "message": "",
+        "started_at": started_at,
+        "terminated": {
+            "exit_code": 0,
+            "signal": 0,
+            "reason": "Completed",
+            "message": "",
+            "started_at": started_at,
+            "finished_at": now,
+            "container_id": record["container_id"] if record else "",
+        },
+        "last_terminated": record["last_terminated"] if record else None,
+        "restart_count": record["restart_count"] if record else 0,
+        "started": False,
+        "ready": False,
+        "container_id": record["container_id"] if record else "",
+    }
 
 
 def last_line(output: str) -> str:

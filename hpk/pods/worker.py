@@ -76,7 +76,7 @@ class Worker:
         self._has_started = False
         self._ended_at: float | None = None
         self._finished_seen_at: float | None = None
-        self._last_words: tuple[model.AllocationState, str] | None = None
+        self._last_words: lastwords.LastWords | None = None
         self._off_line_since = time.monotonic()
         self._asked: float | None = None  # the grace that the agent was last asked for
         self._wished: float | None = None  # the grace of the last wish that was left for an agent off the line
@@ -260,7 +260,7 @@ class Worker:
 
     def _state(self, allocation: model.Allocation) -> model.AllocationState:
         """What Slurm says of the job, or, once it is over, what is known of its end."""
-        return self._last_words[0] if self._last_words else self._s.allocator.observe(allocation)
+        return self._last_words.state if self._last_words else self._s.allocator.observe(allocation)
 
     async def _vanish(self) -> float | None:
         """The object is gone: end whatever still runs, then remove all that was written for it."""
@@ -314,7 +314,7 @@ class Worker:
             job_id=self._allocation.job_id if self._allocation else "",
             failure=self._launch.failure,
             is_over=self._is_over(),
-            output=self._last_words[1] if self._last_words else "",
+            output=self._last_words.line if self._last_words else "",
             images=self._launch.images,
             is_changing=self._pod is not None and self._edits.is_pending(self._pod),
         )
@@ -327,7 +327,10 @@ class Worker:
             await self._s.agents.read(self.uid)
         await self._follow_the_claimant()
         while self._is_released() and not self._is_finished() and self._last_words is None:
-            self._last_words = await lastwords.gather(self._s.allocator, self._allocation, self._directory)
+            words = self._last_words = await lastwords.gather(self._s.allocator, self._allocation, self._directory)
+            newest = self._s.agents.newest(self.uid)
+            if self._pod is not None and (told := lastwords.report(self._pod, words, newest)):
+                await self._s.agents.took_report(self.uid, told)
 
     async def _follow_the_claimant(self) -> None:
         """Where a lost answer has led to two jobs, follow the one that runs the pod; the other leaves by itself."""
