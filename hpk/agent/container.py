@@ -140,7 +140,7 @@ class Container:
     async def _run_once(self) -> records.Terminated | None:
         """One run, from crun to the last byte of its log; None if the container is stopped before it can be made."""
         begun: runs.Run | Exception
-        if self._has_changed.is_set():
+        if self._begun is None and self._has_changed.is_set():
             self._has_changed.clear()
             begun = await self._begin_anew()
         else:
@@ -237,6 +237,7 @@ class Container:
         companions: list[asyncio.Task[None]] = []
         try:
             self._now_running(run)
+            self._restart_changed()
             companions.append(asyncio.create_task(self._accompany()))
             with self._within_memory(run):
                 status = await end
@@ -320,8 +321,12 @@ class Container:
         self._back_off = restarts.BackOff()
         self._has_changed.set()
         self._all.reporter.changed()
-        if self.is_running and not self.is_init and not self._wants_stop.is_set():
-            why = f"Container {plan['name']} definition changed, will be restarted"
+        self._restart_changed()
+
+    def _restart_changed(self) -> None:
+        """Restart a container that runs by an older plan, perhaps since it was begun before the change came."""
+        if self._has_changed.is_set() and self.is_running and not self.is_init and not self._wants_stop.is_set():
+            why = f"Container {self.plan['name']} definition changed, will be restarted"
             self._all.in_background(self.restart(why))
 
     # -- stopping -----------------------------------------------------------------------------------------------
