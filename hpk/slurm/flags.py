@@ -80,7 +80,6 @@ FORBIDDEN = {
     "parsable": _SUBMISSION,
     "test-only": _SUBMISSION,
     "wait": _SUBMISSION,
-    "quiet": "sbatch would not say the job's id",
     "help": _SUBMISSION,
     "usage": _SUBMISSION,
     "version": _SUBMISSION,
