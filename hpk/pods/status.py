@@ -146,14 +146,18 @@ def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
     made = _as_lost(made, facts) if facts.is_over else made
     if container in pod.spec.init_containers and not conditions.is_sidecar(container) and "terminated" in made["state"]:
         made["ready"] = made["state"]["terminated"]["exitCode"] == 0  # also when the pod is over, as the kubelet says
-    return _shortened(made, pod)
+    return _shortened(made, pod, facts)
 
 
-def _shortened(made: dict[str, Any], pod: v1.Pod) -> dict[str, Any]:
-    """The same with termination messages cut, as status_manager.go does, so that the whole pod's stay bounded.
+def _shortened(made: dict[str, Any], pod: v1.Pod, facts: Facts) -> dict[str, Any]:
+    """The same with termination messages cut to equal parts, as status_manager.go does, if the pod's are too long.
 
-    The beginning is kept, whole characters of it; controllers that store results in messages rely on that.
+    The beginning is kept, whole characters of it; controllers that store results in messages rely on that.  Where all
+    of them together are within the bound, none is cut; the kubelet would cut a long one among many short ones too.
     """
+    told = facts.report["containers"].values() if facts.report else ()
+    if sum(max(_length(one["terminated"]), _length(one["last_terminated"])) for one in told) <= MOST_MESSAGE_BYTES:
+        return made
     spec = pod.spec
     most = MOST_MESSAGE_BYTES // len([*spec.containers, *spec.init_containers, *spec.ephemeral_containers])
     for state in (made["state"], made["lastState"]):
@@ -161,6 +165,10 @@ def _shortened(made: dict[str, Any], pod: v1.Pod) -> dict[str, Any]:
         if len(text := ended.get("message", "").encode("utf-8", "replace")) > most:
             ended["message"] = text[:most].decode("utf-8", "ignore")
     return made
+
+
+def _length(run: records.Terminated | None) -> int:
+    return len(run["message"].encode("utf-8", "replace")) if run else 0
 
 
 def _ephemeral(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:

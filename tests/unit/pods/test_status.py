@@ -450,3 +450,12 @@ def test_a_job_without_a_record_ends_with_slurms_words(known: dict[str, Any], me
     assert (made["phase"], made["reason"]) == ("Failed", "ContainerStatusUnknown")
     assert made["message"].startswith(message)
     assert made["message"].endswith("; the last that it printed: last line")
+
+
+def test_a_long_message_among_short_ones_is_whole() -> None:
+    """All messages of the pod together are what is bounded."""
+    names = ("a", "b", "c", "d", "e", "f")
+    told = {name: record("terminated") | {"terminated": ended(0) | {"message": "short"}} for name in names}
+    told["f"]["terminated"] = ended(0) | {"message": "x" * 4096}
+    wanted = made(pod(apps=names), report=report(told))
+    assert [len(one["state"]["terminated"]["message"]) for one in wanted["containerStatuses"]] == [5] * 5 + [4096]
