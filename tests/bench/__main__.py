@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import cluster
-from tests.bench import overhead, startup, streaming, workflows
+from tests.bench import cpu, overhead, startup, streaming, workflows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "node-ready": startup.node_ready,
     "footprint": startup.footprint,
     "hundred-pods": startup.hundred_pods,
+    "cpu-per-pod": cpu.per_pod,
     "overhead-cpu": overhead.cpu,
     "overhead-memory": overhead.memory,
     "overhead-io-scratch": overhead.scratch,
@@ -37,7 +38,7 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "hundred-steps": workflows.hundred_steps,
 }
 
-NEED_MANY_JOBS = ("hundred-pods", "hundred-steps")
+NEED_MANY_JOBS = ("hundred-pods", "hundred-steps", "cpu-per-pod")
 """Not measured where the site takes five jobs at a time: a hundred plain ones would not be accepted."""
 
 

@@ -1,0 +1,108 @@
+"""CPU seconds of the cluster's parts, by cgroups of our own (cpuacct of cgroup v1).
+
+Whatever a process forks is counted with it, and what others do on the machine is not.  Slurm may have cgroups of its
+own for what it starts; they are counted with the nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path("/sys/fs/cgroup/cpuacct")
+PARTS = {
+    "etcd": "/opt/hpk/bin/etcd",
+    "api-server": "/opt/hpk/bin/kube-apiserver",
+    "controller-manager": "/opt/hpk/bin/kube-controller-manager",
+    "kubelet": "hpk serve",
+    "gateway": "gateway.py",
+    "slurmctld": "slurmctld",
+    "accounting": "slurmdbd",
+    "database": "mariadbd",
+}
+NODES = "nodes"
+"""All else: slurmd, what it starts, and the hosts' other daemons."""
+
+
+class Unmeasurable(Exception):
+    """The machine has no cpuacct."""
+
+
+class Shares:
+    """The cluster's processes, in one cgroup for each part."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def seconds(self) -> dict[str, float]:
+        """Return the CPU seconds so far, by part."""
+        found = {part: _usage(self._root / part) for part in (*PARTS, NODES)}
+        found[NODES] += sum(_usage(path) for path in ROOT.glob("*slurm*"))
+        return found
+
+
+@contextlib.contextmanager
+def measured() -> Iterator[Shares]:
+    """Move the cluster's processes into cgroups, and back.
+
+    Raises:
+        Unmeasurable: There is no such controller.
+    """
+    if not (ROOT / "cgroup.procs").exists():
+        raise Unmeasurable("no cpuacct cgroup is mounted here")
+    root = ROOT / f"hpk-bench-{secrets.token_hex(3)}"
+    for part in (*PARTS, NODES):
+        (root / part).mkdir(parents=True)
+    try:
+        ours = _ancestors()
+        for pid, command in _processes():
+            if pid not in ours:
+                _move(pid, root / part_of(command))
+        yield Shares(root)
+    finally:
+        for directory in (*root.iterdir(), root):
+            if directory.is_dir():
+                for pid in (directory / "cgroup.procs").read_text().split():
+                    _move(int(pid), ROOT)
+                directory.rmdir()
+
+
+def part_of(command: str) -> str:
+    """Return which part a process is of, by its command line."""
+    return next((part for part, word in PARTS.items() if word in command), NODES)
+
+
+def _processes() -> Iterator[tuple[int, str]]:
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            with contextlib.suppress(OSError):
+                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if command:
+                    yield int(path.name), command
+
+
+def _ancestors() -> set[int]:
+    """Return this process, its parents, and init: none is the cluster's."""
+    found, pid = {1}, os.getpid()
+    while pid > 1:
+        found.add(pid)
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def _move(pid: int, group: Path) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        (group / "cgroup.procs").write_text(str(pid))
+
+
+def _usage(group: Path) -> float:
+    try:
+        return int((group / "cpuacct.usage").read_text()) / 1e9
+    except OSError:
+        return 0.0
