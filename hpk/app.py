@@ -20,6 +20,7 @@ from hpk.aio import descriptors, forever, memory, service, signals
 from hpk.controlplane import plane
 from hpk.images import collect, store, uses
 from hpk.kube import client, informer
+from hpk.link import doorbell
 from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
 from hpk.node import auth, configz, host, imagefs, lease, node
@@ -301,6 +302,7 @@ class Kubelet:
             on_report=self.agents.took_report,
             on_connected=self.agents.connected,
             on_disconnected=self.agents.disconnected,
+            bell=doorbell.Doorbell(is_known=self.pods.informer.objects.__contains__, read=self.agents.rung),
         )
 
     def _make_preparer(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import hpk
 from hpk import jobdir
-from hpk.agent import cgroup, disk, logs, pod, processes, report, sessions, signals, supervise, wishes
+from hpk.agent import cgroup, disk, logs, pod, processes, report, sessions, signals, supervise, uplink, wishes
+from hpk.link import doorbell
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,9 +60,15 @@ async def _run(start: main.Start) -> int:
     loop.call_soon(reaper.reap)
     serve = sessions.Server(surroundings, the_pod).serve
     linking = functools.partial(_link, start, the_pod, reporter, serve)
-    link = asyncio.create_task(supervise.restarted(linking, name="link", on_fault=faulted), name="link")
+    link = uplink.Uplink(
+        functools.partial(supervise.restarted, linking, name="link", on_fault=faulted),
+        reporter=reporter,
+        ringer=doorbell.Ringer(start.plan["uid"], endpoint_file=box.places.endpoint),
+        is_patient=uplink.is_patient(start.plan),
+    )
+    link.begin()
     sweeper = asyncio.create_task(_sweep(reaper), name="sweep")
-    wished = wishes.Wishes(box.places.pod.wish, the_pod, is_connected=lambda: _is_connected(link))
+    wished = wishes.Wishes(box.places.pod.wish, the_pod, is_connected=lambda: link.is_connected)
     loop.add_signal_handler(jobdir.END_SIGNAL, wished.signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {jobdir.END_SIGNAL})
     looking = supervise.restarted(wished.watch, name="wishes", on_fault=faulted)
@@ -79,9 +86,10 @@ async def _run(start: main.Start) -> int:
     if not is_heard:
         await reporter.stored(timeout_seconds=DISK_SECONDS)
     await asyncio.wait({cleaning}, timeout=60)
-    for task in (writing, link, sweeper):
+    await link.close()
+    for task in (writing, sweeper):
         task.cancel()
-    await asyncio.gather(writing, link, sweeper, measuring, wishing, return_exceptions=True)
+    await asyncio.gather(writing, sweeper, measuring, wishing, return_exceptions=True)
     _say_stages(start)
     if is_heard or reporter.is_stored:
         return 0
@@ -127,12 +135,7 @@ async def _link(
     return link
 
 
-def _is_connected(link: asyncio.Task[client.LinkClient]) -> bool:
-    """Whether the kubelet can tell us by the link."""
-    return link.done() and not link.cancelled() and link.exception() is None and link.result().is_connected
-
-
-async def _acknowledged(link: asyncio.Task[client.LinkClient], start: main.Start, reporter: report.Reporter) -> bool:
+async def _acknowledged(link: uplink.Uplink, start: main.Start, reporter: report.Reporter) -> bool:
     """Stay until the kubelet has the last report, and clients the last output, but not for ever; whether it has."""
     if not os.path.exists(start.box.places.endpoint):  # noqa: ASYNC240 - one look
         return False
@@ -141,10 +144,9 @@ async def _acknowledged(link: asyncio.Task[client.LinkClient], start: main.Start
     is_hurried = ended is not None and ended["reason"] == "Signalled"
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HURRIED_SECONDS if is_hurried else LINK_SECONDS):
-            client = await asyncio.shield(link)
-            await client.acknowledged(reporter.report["sequence"])
+            await link.told(reporter.report["sequence"])
             is_heard = True
-            await client.idle()
+            await link.idle()
     return is_heard
 
 

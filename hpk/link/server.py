@@ -12,7 +12,7 @@ import grpc.aio
 import structlog
 
 from hpk import errors
-from hpk.link import client, heap, link_pb2, opener, sessions, wire
+from hpk.link import client, doorbell, heap, link_pb2, opener, sessions, wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -76,6 +76,7 @@ class LinkServer:
         on_disconnected: Callable[[str], Awaitable[None]],
         host: str = "0.0.0.0",  # noqa: S104 - agents come from every compute node; both ends show certificates
         port: int = 0,
+        bell: doorbell.Doorbell | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Know whom to trust and whom to tell; nothing is opened yet.
@@ -89,6 +90,7 @@ class LinkServer:
             on_disconnected: Called when a pod has no agent on the line any more.
             host: Where to listen.
             port: 0 chooses a free one.
+            bell: Hears, on the same port of UDP, of pods that end before they dial.
             clock: Unix time, which agents are told.
         """
         self._clock = clock
@@ -100,6 +102,7 @@ class LinkServer:
         self._streams: dict[str, _Stream] = {}
         self._opener = opener.Opener(self._line)
         self._server: grpc.aio.Server | None = None
+        self._host, self._bell = host, bell
 
     @property
     def connected(self) -> frozenset[str]:
@@ -117,11 +120,18 @@ class LinkServer:
         port: int = server.add_secure_port(self._address, self._credentials)
         await server.start()
         self._server = server
+        if self._bell:
+            try:
+                await self._bell.listen(self._host, port)
+            except OSError as error:
+                log.warning("Cannot listen for datagrams; short pods take longer", port=port, error=str(error))
         return port
 
     async def stop(self, *, grace_seconds: float = 1.0) -> None:
         """End all streams; the agents go on without us."""
         self._opener.close()
+        if self._bell:
+            self._bell.close()
         for stream in self._streams.values():
             stream.put(None)
         if self._server:

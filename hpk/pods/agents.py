@@ -52,6 +52,12 @@ class Agents:
         if self._keep(uid, report):
             self._on_change(uid)
 
+    async def rung(self, uid: str) -> int:
+        """An agent that has not dialled says that there is a report; returns the newest's sequence number, or 0."""
+        report = await self.read(uid)
+        self._on_change(uid)
+        return report["sequence"] if report else 0
+
     async def connected(self, uid: str) -> None:
         """An agent dialled."""
         self._lines.add(uid)

@@ -49,6 +49,8 @@ UNHEARD_SECONDS = 60.0
 in the pod's directory passes through the caches of a shared file system."""
 OFF_LINE_LOOK_SECONDS = 3.0
 """How often the report of an agent off the line that should be ending is read."""
+YOUNG_SECONDS = 10.0
+"""How long an agent that has told of itself may take to dial before it is missed."""
 FORCED_GRACE_SECONDS = 1.0
 END_LOOK_SECONDS = 5.0
 """After a pod's end its job should be over, too; jobs that end together are asked for together."""
@@ -303,7 +305,8 @@ class Worker:
             self._ended_at = time.monotonic()
         # The agent has gone, or was told to end: why, Slurm may know better.
         is_told = newest and newest["finished_at"] and newest["ended"]
-        if self._allocation and newest and not is_job_over and (is_told or not is_connected):
+        is_lost = not is_connected and not self._dials_soon(newest)
+        if self._allocation and newest and not is_job_over and (is_told or is_lost):
             is_slow = self._since_finished() > SLURM_WORD_SECONDS
             self._s.allocator.hurry(after_seconds=LOOK_AGAIN_SECONDS if is_slow else 0.0)
         return status.Facts(
@@ -371,6 +374,11 @@ class Worker:
             return self._ended_at is not None and time.monotonic() - self._ended_at >= self._last_word_seconds()
         silence = time.monotonic() - self._off_line_since
         return state.phase is model.Phase.GONE and silence >= LINK_SILENCE_SECONDS
+
+    def _dials_soon(self, newest: records.Report | None) -> bool:
+        """Whether the agent has just started: it tells of its first second by files and datagrams."""
+        is_young = newest is not None and time.time() - newest["started_at"] < YOUNG_SECONDS
+        return is_young and not self._is_finished() and not self._s.agents.dials(self.uid)
 
     def _since_finished(self) -> float:
         """Seconds, by our own watch: the agent's clock need not be ours."""
