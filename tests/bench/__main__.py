@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import cluster
-from tests.bench import cpu, overhead, startup, streaming, workflows
+from tests.bench import cpu, overhead, restart, startup, streaming, workflows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "footprint": startup.footprint,
     "hundred-pods": startup.hundred_pods,
     "cpu-per-pod": cpu.per_pod,
+    "restart-adopts-500": restart.adopts,
     "overhead-cpu": overhead.cpu,
     "overhead-memory": overhead.memory,
     "overhead-io-scratch": overhead.scratch,
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 
 NEED_MANY_JOBS = ("hundred-pods", "hundred-steps", "cpu-per-pod")
 """Not measured where the site takes five jobs at a time: a hundred plain ones would not be accepted."""
+NEED_NO_CLUSTER = ("restart-adopts-500",)
 
 
 def main() -> int:
@@ -52,7 +54,8 @@ def main() -> int:
     wanted = [name for name in possible if name.startswith(options.name)]
     if not wanted:
         parser.error(f"no benchmark begins with '{options.name}' (there are {', '.join(possible)})")
-    cluster.up(is_quiet=True)
+    if set(wanted) - set(NEED_NO_CLUSTER):
+        cluster.up(is_quiet=True)
     found: list[dict[str, Any]] = []
     for name in wanted:
         print(f"{name} …", file=sys.stderr, flush=True)  # noqa: T201
