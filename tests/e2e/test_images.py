@@ -160,7 +160,7 @@ def test_kubectl_of_the_image_is_like_any_other(space: conftest.Namespace) -> No
 
 def test_an_image_that_a_pod_uses_is_not_pruned(space: conftest.Namespace) -> None:
     """Nobody else's is removed here: it is only asked what would be."""
-    space.kubectl("create", "-f", "-", stdin=pod("user", f"{cluster.REGISTRY}/busybox:1", ["sleep", "600"]).encode())
+    space.apply(pod("user", "${REGISTRY}/busybox:1", ["sleep", "600"]))
     until(lambda: space.phase("user") == "Running")
     found = json.loads(cluster.run(cluster.HPK, "prune", "--all", "--dry-run", "--json").stdout)
     kept = {name: one for one in found["kept"] for name in one["names"]}[f"{cluster.REGISTRY}/busybox:1"]

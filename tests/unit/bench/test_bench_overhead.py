@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.bench import __main__ as bench
-from tests.bench import overhead, result
+from tests.bench import overhead, result, shares
 
 SYSBENCH = """\
 sysbench 1.0.20 (using system LuaJIT 2.1.1700206165)
@@ -38,3 +40,18 @@ def test_a_table_says_where_it_comes_from() -> None:
     assert "profile `flannel`" in lines[0] or "profile `bare`" in lines[0]
     assert "| pod-startup | 0.500 s | 0.250 s | 2.000 | 3 |" in lines
     assert "| memory | 573.6 MiB |  |  | 1 |" in lines
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("/usr/bin/python3.13 -IS /opt/hpk/bin/hpk serve", "kubelet"),
+        ("/opt/hpk/bin/kube-apiserver --x", "api-server"),
+        ("python3 -IS /tmp/hpk.X/gateway/gateway.py /tmp/hpk.X/gateway/socket", "gateway"),
+        ("slurmdbd -D", "accounting"),
+        ("slurmd -D", "nodes"),
+    ],
+)
+def test_cpu_is_counted_where_it_belongs(command: str, part: str) -> None:
+    """By the command line; what is nobody's is the nodes'."""
+    assert shares.part_of(command) == part
