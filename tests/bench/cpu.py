@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests import cluster
 from tests.bench import result, shares, startup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 COUNT = 12
 ROUNDS = 3
@@ -31,7 +28,7 @@ def per_pod() -> list[dict[str, Any]]:
         rest = {part: (now - before[part]) / REST_SECONDS for part, now in parts.seconds().items()}
         for _ in range(ROUNDS):
             for kind, found in arms.items():
-                found.append(_spent(parts, rest, lambda kind=kind: _run(kind, COUNT)))
+                found.append(_spent(parts, rest, kind))
     pods, plain = ([sum(one.values()) for one in arms[kind]] for kind in ("pods", "direct"))
     details = {part: sum(one[part] for one in arms["pods"]) / ROUNDS for part in arms["pods"][0]}
     details |= {f"plain-{part}": sum(one[part] for one in arms["direct"]) / ROUNDS for part in ("nodes", "slurmctld")}
@@ -44,10 +41,10 @@ def _run(kind: str, count: int) -> float:
     return float(startup.client(*startup.JOB, *argv, seconds=400).stdout)
 
 
-def _spent(parts: shares.Shares, rest: dict[str, float], work: Callable[[], float]) -> dict[str, float]:
+def _spent(parts: shares.Shares, rest: dict[str, float], kind: str) -> dict[str, float]:
     """CPU seconds of one of the jobs or pods, by part."""
     began, before = time.monotonic(), parts.seconds()
-    client = work()
+    client = _run(kind, COUNT)
     _settle()
     after, seconds = parts.seconds(), time.monotonic() - began
     found = {part: (after[part] - before[part] - rest[part] * seconds) / COUNT for part in after}

@@ -65,12 +65,14 @@ class World(path.World):
 
     Attributes:
         source: Slurm; counts the questions.
+        adopted_at: When the last kubelet had all pods.
     """
 
     def __init__(self, home: Path) -> None:
         self.source = fake_slurm.FakeSource()
         super().__init__(home)
         self._home = home
+        self.adopted_at = 0.0
 
     def start(self) -> None:
         """A new kubelet over the same world."""

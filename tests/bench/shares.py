@@ -68,8 +68,8 @@ def measured() -> Iterator[Shares]:
     finally:
         for directory in (*root.iterdir(), root):
             if directory.is_dir():
-                for pid in (directory / "cgroup.procs").read_text().split():
-                    _move(int(pid), ROOT)
+                for left in (directory / "cgroup.procs").read_text().split():
+                    _move(int(left), ROOT)
                 directory.rmdir()
 
 

@@ -51,7 +51,7 @@ def direct(count: int, sif: str, directory: Path) -> None:
 
 def pods(count: int, image: str) -> None:
     """The same as pods of one Job, which is removed again."""
-    import probe  # noqa: PLC0415 # type: ignore[import-not-found]
+    import probe  # type: ignore[import-not-found] # noqa: PLC0415 - beside this file on the host
 
     client = probe.Client()
     container = {"name": "c", "image": image, "command": ["touch", "/done"]}
