@@ -67,6 +67,7 @@ async def serve(settings: config.Settings) -> None:
     Raises:
         errors.Fatal: Something that must run cannot; the text says what to do.
     """
+    memory.few_arenas()
     with signals.caught() as stop:
         async with plane.prepared(settings) as control_plane, asyncio.TaskGroup() as outer:
             running = outer.create_task(forever.forever("control plane", control_plane.run()), name="control plane")

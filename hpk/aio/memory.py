@@ -8,6 +8,19 @@ import gc
 from typing import NoReturn
 
 TRIM_SECONDS = 30.0
+ARENAS = 2
+_ARENA_MAX = -8
+"""Of mallopt(3)."""
+
+
+def few_arenas() -> None:
+    """Have all threads share two heaps, from now on.
+
+    glibc gives each thread one of its own, up to eight for a core, and what a burst leaves free in one serves no other:
+    after 300 agents at once the kubelet had 149 MiB, with two heaps 131 (before the next trim). Another C library has
+    its own ways, and nothing is done.
+    """
+    getattr(ctypes.CDLL(None), "mallopt", lambda _what, _value: 0)(_ARENA_MAX, ARENAS)
 
 
 async def trim_forever() -> NoReturn:

@@ -38,3 +38,14 @@ async def test_another_c_library_ends_nothing(monkeypatch: pytest.MonkeyPatch) -
     await asyncio.sleep(0)
     assert not task.done()
     task.cancel()
+
+
+def test_threads_share_few_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the C library has such heaps."""
+    calls: list[tuple[int, int]] = []
+    libc = SimpleNamespace(mallopt=lambda what, value: calls.append((what, value)))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: libc)
+    memory.few_arenas()
+    assert calls == [(-8, 2)]
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: SimpleNamespace())
+    memory.few_arenas()
