@@ -35,6 +35,8 @@ _DOWNLOADS: Final = 3
 """Layers of one image that are fetched at once; as containerd."""
 FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE: Final = "; free some space there (hpk prune), or let HPK_IMAGES name a directory elsewhere"
+_NOT_OURS: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""A directory in which we cannot write: nor can we remove anything from it."""
 _ROOM_FOR_EACH_BYTE: Final = 3
 """Layers and the image made of them are there side by side for a while."""
 _PULLS: Final = 4
@@ -176,7 +178,11 @@ class ImageStore:
         if is_pinned:
             self._cache.pin(wanted, stored)
         if pod is not None:
-            self._uses.add(key, pod)
+            try:
+                self._uses.add(key, pod)
+            except OSError as error:
+                if error.errno not in _NOT_OURS:
+                    raise
         self._cache.touch(key)
         return pod is None or self._cache.is_there(stored)
 

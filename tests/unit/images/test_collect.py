@@ -270,3 +270,19 @@ async def test_an_image_that_was_removed_as_it_was_found_is_told(
     monkeypatch.setattr(images._cache, "is_there", lambda _: False)
     with pytest.raises(errors.Retryable, match="was removed from"):
         await images.ensure(name, policy="IfNotPresent", pod=tmp_path / "pods/p")
+
+
+async def test_images_of_a_directory_that_is_not_ours_can_be_used(
+    server: fake.FakeRegistry, images: store.ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a site keeps them for its users nothing is removed by us, and nobody need be told of a use."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(30, os.strerror(30))
+
+    server.push("a/b", tag="1", layers=(LAYER,))
+    name = f"{server.host}/a/b:1"
+    await images.ensure(name, policy="IfNotPresent")
+    monkeypatch.setattr(uses.Uses, "add", refuse)
+    found = await images.ensure(name, policy="IfNotPresent", pod=tmp_path / "pods/p")
+    assert not found.was_pulled
