@@ -157,6 +157,10 @@ class ImageStore:
             seconds=time.monotonic() - started,
         )
 
+    async def tidy(self) -> None:
+        """Take back what was said of the images of pods that are gone."""
+        await asyncio.to_thread(self._uses.tidy)
+
     async def list(self) -> tuple[CachedImage, ...]:
         """The images that are here, the biggest first, as the kubelet lists them."""
         names: dict[str, dict[str, None]] = {}

@@ -51,6 +51,7 @@ class Uses:
     ) -> None:
         self._directory = directory / "uses"
         self._pods, self._knows = pods, knows
+        self._added: dict[Path, set[Path]] = {}
 
     def add(self, image: str, pod: Path) -> None:
         """Say that a pod uses an image; it may be said again.
@@ -58,8 +59,19 @@ class Uses:
         Raises:
             OSError: It cannot be written.
         """
+        file = self._directory / f"{image}@{pod.name}"
         jobdir.make_directory(str(self._directory))
-        jobdir.write_bytes(str(self._directory / f"{image}@{pod.name}"), os.fsencode(pod))
+        jobdir.write_bytes(str(file), os.fsencode(pod))
+        self._added.setdefault(pod, set()).add(file)
+
+    def tidy(self) -> None:
+        """Take back what was said here of pods that are gone; costs nothing for those that are not."""
+        for pod in list(self._added):  # other threads add
+            if (self._knows and self._knows(pod.name)) or pod.exists():
+                continue
+            for file in self._added.pop(pod):
+                with contextlib.suppress(OSError):
+                    file.unlink()
 
     def live(self, *, now: float) -> dict[str, list[Use]]:
         """Return the uses by image; ours that are over are removed, and those of pods without a job touched."""

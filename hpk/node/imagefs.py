@@ -64,6 +64,8 @@ class ImageFs:
     async def look(self) -> None:
         """Look once; where there is no room for images, make some."""
         try:
+            if self._knows_pods.is_set():
+                await self._store.tidy()
             found = await self._store.list()
         except (errors.HpkError, OSError) as error:
             LOG.warning("Cannot list the images", error=str(error))

@@ -138,6 +138,16 @@ def test_used_images_stay_and_the_rest_goes(world: World) -> None:
     ]
 
 
+def test_uses_of_pods_that_are_gone_are_taken_back(world: World) -> None:
+    """Soon, not only when something is collected: `hpk prune` knows no pods."""
+    key = world.add("a")
+    world.known.add("waiting")
+    for uid, has_job in (("running", True), ("waiting", False), ("gone", False)):
+        world.use(key, uid, has_job=has_job)
+    world.uses.tidy()
+    assert sorted(path.name for path in (world.images / "uses").iterdir()) == [f"{key}@running", f"{key}@waiting"]
+
+
 def test_another_control_plane_removes_nothing_of_ours(world: World) -> None:
     """It knows none of our pods; their directories speak for them, and for an hour what was said of one without."""
     keys = [world.add(letter, mib=2) for letter in "abc"]

@@ -22,6 +22,10 @@ class Store:
         self.collector = self
         self.wanted: list[int] = []
         self.is_broken = False
+        self.tidied = 0
+
+    async def tidy(self) -> None:
+        self.tidied += 1
 
     async def list(self) -> tuple[store.CachedImage, ...]:
         if self.is_broken:
@@ -45,6 +49,7 @@ async def test_room_is_made_only_where_images_lack_it(tmp_path: Path, monkeypatc
     made.is_broken = True
     await one.look()
     assert (one.pressure, made.wanted, len(one.images)) == ("full", [pressure.LEAST_BYTES], 1)
+    assert made.tidied == 1
     full = {tmp_path / "state"}
     await one.look()
     assert (one.pressure, len(made.wanted)) == ("full", 1)
