@@ -99,6 +99,8 @@ function slurm_job_modify() return slurm.SUCCESS end
 return slurm.SUCCESS
 """
 
+# A time zone file (RFC 8536) of UTC.  setuid Apptainer starts nothing where there is no /etc/localtime to bind.
+UTC = "TZif" + "\0" * 32 + "\0\0\0\1" + "\0\0\0\4" + "\0" * 6 + "UTC\0"
 SETUID_PART = ("usr/libexec/apptainer/bin/starter-suid",)
 CNI_PART = ("usr/libexec/apptainer/cni", "etc/apptainer/network")
 
@@ -123,6 +125,8 @@ def files(profile: layout.Profile, host: layout.Host, *, base: dict[str, str]) -
         "etc/slurm/epilog.sh": (epilog(profile), 0o755),
         **accounts(profile, base=base),
     }
+    if profile.suite == "bookworm":  # its tzdata is no part of a small system
+        out["etc/localtime"] = (UTC, 0o644)
     if profile.strict:
         limits = f"[{layout.USERS[0].uid}] = {profile.submit_limit}" if profile.submit_limit else ""
         out["etc/slurm/job_submit.lua"] = (POLICY % {"account": layout.ACCOUNT, "limits": limits}, 0o644)
