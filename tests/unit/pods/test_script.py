@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -152,7 +153,9 @@ def test_a_job_s_signals_reach_the_pod_only_where_they_are_asked_for(
         f" until grep -q TERM {tmp_path}/heard; do sleep 0.01; done; exit 7"
     )
     one = pod(annotations={"slurm.hpk.io/flags": flags})
-    job = subprocess.Popen(["bash", "-c", rendered(one, f"{tmp_path}/hpk-0b4e", agent)], env=ENVIRONMENT)
+    # A shell cannot trap what it was started with ignored, as `nohup make check` would have it; slurmstepd resets all.
+    argv = ["env", "--default-signal", "bash", "-c", rendered(one, f"{tmp_path}/hpk-0b4e", agent)]
+    job = subprocess.Popen(argv, env=ENVIRONMENT, start_new_session=True)
     try:
         until((tmp_path / "up").exists)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGRTMIN + 3):
@@ -162,7 +165,8 @@ def test_a_job_s_signals_reach_the_pod_only_where_they_are_asked_for(
         job.terminate()
         assert job.wait(timeout=100) == 7
     finally:
-        job.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)  # the stand-in for the agent as well
     assert (tmp_path / "heard").read_text().split() == heard
 
 
