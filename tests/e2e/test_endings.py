@@ -27,8 +27,8 @@ def job_of(space: conftest.Namespace, name: str) -> str:
 
 
 def logs(space: conftest.Namespace, name: str) -> str:
-    """What the pod's container has written."""
-    return space.kubectl("logs", name)
+    """Return what the pod's container has written, nothing while it has not started."""
+    return space.kubectl("logs", name, code=None)
 
 
 def test_a_signal_of_the_user_s_reaches_the_container_and_nothing_else_does(space: conftest.Namespace) -> None:
@@ -68,10 +68,12 @@ def test_a_deleted_pod_keeps_its_grace_though_its_agent_is_cut_off(space: confte
     script = "trap 'echo term; sleep 12; exit 7' TERM; echo up; while :; do sleep 0.1; done"
     space.apply(pods.pod("p", script, terminationGracePeriodSeconds=60))
     space.kubectl("patch", "pod", "p", "--type=merge", "-p", '{"metadata":{"finalizers":["example.org/hold"]}}')
-    until(lambda: logs(space, "p") == "up\n")
-    with cut_off(pods.host_of(job_of(space, "p"))):
-        space.kubectl("delete", "pod", "p", "--wait=false")
-        assert pods.ended(space, "p") == "Failed"
-    status = space.get("pod", "p")["status"]
-    assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 7
-    space.kubectl("patch", "pod", "p", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    try:
+        until(lambda: logs(space, "p") == "up\n")
+        with cut_off(pods.host_of(job_of(space, "p"))):
+            space.kubectl("delete", "pod", "p", "--wait=false")
+            assert pods.ended(space, "p") == "Failed"
+        status = space.get("pod", "p")["status"]
+        assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 7
+    finally:
+        space.kubectl("patch", "pod", "p", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
