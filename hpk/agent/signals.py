@@ -44,7 +44,7 @@ def listen(loop: asyncio.AbstractEventLoop, pod: Target, plan: records.Warning |
     loop.add_signal_handler(signal.SIGINT, pod.end, "Signalled")
     if (number := warning["signal"]) is not None and number != signal.SIGTERM:
         loop.add_signal_handler(number, forward.send, number)  # SIGTERM is how Slurm ends a job
-    loop.add_signal_handler(jobdir.WARNING_SIGNAL, _warn, loop, pod, forward, warning)
+    loop.add_signal_handler(jobdir.WARNING_SIGNAL, _warn, loop, pod, warning)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, jobdir.WARNING_SIGNAL})
 
 
@@ -62,9 +62,9 @@ class _Forward:
             self._pod.signal(number)
 
 
-def _warn(loop: asyncio.AbstractEventLoop, pod: Target, forward: _Forward, warning: records.Warning) -> None:
-    """The job nears its time limit."""
+def _warn(loop: asyncio.AbstractEventLoop, pod: Target, warning: records.Warning) -> None:
+    """Do what the pod wants when its job nears its time limit.  Slurm warns once: this is no echo."""
     if warning["signal"] is not None:
-        loop.call_later(warning["signal_after"], forward.send, warning["signal"])
+        loop.call_later(warning["signal_after"], pod.signal, warning["signal"])
     if warning["end_after"] is not None:
         loop.call_later(warning["end_after"], pod.end, "TimeLimit")

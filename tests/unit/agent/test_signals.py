@@ -74,6 +74,15 @@ async def test_the_user_s_signal_comes_before_the_end() -> None:
     await pod.until([signal.SIGUSR1, "TimeLimit"])
 
 
+async def test_the_warning_is_no_echo_of_the_same_signal_from_the_user() -> None:
+    """Whatever scancel has just sent, what --signal asks of Slurm arrives as well."""
+    pod = listening({"end_after": None, "signal": signal.SIGUSR1, "signal_after": 0.0})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await pod.until([signal.SIGUSR1])
+    os.kill(os.getpid(), jobdir.WARNING_SIGNAL)
+    await pod.until([signal.SIGUSR1, signal.SIGUSR1])
+
+
 async def test_a_signal_that_was_asked_for_is_handed_on_and_ends_nothing() -> None:
     """Once, though scancel --full reaches the agent by several ways."""
     pod = listening({"end_after": None, "signal": signal.SIGUSR1, "signal_after": 0.0})
