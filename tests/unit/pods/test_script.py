@@ -170,6 +170,22 @@ def test_a_job_s_signals_reach_the_pod_only_where_they_are_asked_for(
     assert (tmp_path / "heard").read_text().split() == heard
 
 
+@pytest.mark.parametrize(
+    ("agent", "code", "tries"),
+    [
+        ("[ $(wc -l < tries) = 2 ] || exit 255", 0, 2),
+        ("touch claim; exit 255", 255, 1),
+        ("exit 1", 1, 1),
+    ],
+    ids=["not made in time", "the agent has begun", "another end"],
+)
+def test_a_sandbox_that_could_not_be_made_is_tried_again(tmp_path: Path, agent: str, code: int, tries: int) -> None:
+    """A busy node's CNI gives up; once an agent has claimed the pod, nothing is run twice."""
+    text = rendered(pod(), f"{tmp_path}/hpk-0b4e", f"echo >> tries; {agent}")
+    ended = subprocess.run(["bash", "-c", text], check=False, timeout=100, env=ENVIRONMENT, cwd=tmp_path)
+    assert (ended.returncode, len((tmp_path / "tries").read_text().splitlines())) == (code, tries)
+
+
 def until(holds: Callable[[], object]) -> None:
     """Wait until it holds."""
     while not holds():

@@ -19,12 +19,12 @@ HPK_SCRATCH="${TMPDIR:-/tmp}/hpk-0b4e"
 umask 077
 # Whoever sends a signal means the pod (scancel(1), --batch): none must end this shell.  The agent is told of some, and
 # decides when the pod is over.  The others are ignored: of several that come at once bash's `wait` loses some.
-agent= early=
+agent= early= ending=
 pass() {
   if [ "$agent" ]; then kill -"$1" $agent 2>/dev/null; else early+=" $1"; fi
 }
 trap '' HUP QUIT ABRT ALRM USR1 USR2 STKFLT VTALRM PROF XCPU IO PWR {34..64}
-trap 'pass TERM' TERM INT
+trap 'ending=yes; pass TERM' TERM INT
 trap 'pass 50' 50
 trap 'pass 51' 51
 # A directory that others could have made beforehand would be theirs: the last letters are for nobody to guess.  Scratch
@@ -44,18 +44,27 @@ sweep() {
     [ -O "$HPK_SCRATCH" ] && ! kill -0 "$owner" 2>/dev/null && flock -xn "$HPK_SCRATCH" true 2>/dev/null && remove
   done
 }
-apptainer exec --bind "$HPK_SCRATCH:/run/hpk/scratch" /home/alice/.hpk/hpk.sif agent </dev/null &
-agent=$!
-for signal in $early; do pass "$signal"; done
-# Held by this shell and by what it has started, as long as any of it lives: others then leave the directory alone.
-flock -sn $lock 2>/dev/null
-sweep </dev/null >/dev/null 2>&1 &
-# A trapped signal ends `wait` early.
-while kill -0 $agent 2>/dev/null; do
-  wait $agent
+# Apptainer gives up (255) where a busy node does not make its network in time; the agent's first act is the claim.
+for attempt in 1 2 3; do
+  apptainer exec --bind "$HPK_SCRATCH:/run/hpk/scratch" /home/alice/.hpk/hpk.sif agent </dev/null &
+  agent=$!
+  for signal in $early; do pass "$signal"; done
+  if [ $attempt = 1 ]; then
+    # Held by this shell and by what it has started, as long as any of it lives: others then leave the directory alone.
+    flock -sn $lock 2>/dev/null
+    sweep </dev/null >/dev/null 2>&1 &
+  fi
+  # A trapped signal ends `wait` early.
+  while kill -0 $agent 2>/dev/null; do
+    wait $agent
+  done
+  wait $agent # bash remembers how it ended, whatever ended the last `wait`
+  code=$?
+  if [ $code != 255 ] || [ -e claim ] || [ "$ending" ] || [ $attempt = 3 ]; then break; fi
+  agent=
+  echo "The sandbox could not be made (try $attempt of 3)"
+  sleep $attempt
 done
-wait $agent # bash remembers how it ended, whatever ended the last `wait`
-code=$?
 trap : TERM INT
 remove
 exit $code
