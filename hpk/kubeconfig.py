@@ -65,8 +65,12 @@ def merge(document: bytes, *, into: Path | None = None) -> None:
         config.setdefault("kind", "Config")
 
 
-def remove(*, out_of: Path | None = None) -> bool:
+def remove(document: bytes, *, out_of: Path | None = None) -> bool:
     """Take ``hpk`` out of the file again; the context that was current before is current again.
+
+    Args:
+        document: The kubeconfig that was merged.  Another cluster's context, of another authority, stays.
+        out_of: The user's file; see :func:`path`.
 
     Returns:
         Whether there was anything to take out.
@@ -81,6 +85,8 @@ def remove(*, out_of: Path | None = None) -> bool:
     with _edited(file) as config:
         entries = [entry for section in _SECTIONS for entry in config.get(section) or []]
         if not any(entry.get("name") == NAME for entry in entries):
+            return False
+        if _authority(config) not in {None, _authority(yaml.safe_load(document) or {})}:
             return False
         if config.get("current-context") == NAME:
             previous = _previous(config)
@@ -116,6 +122,12 @@ def current(file: Path | None = None) -> tuple[str, str]:
     config = _read(file or path())
     urls = [(e.get("cluster") or {}).get("server") for e in config.get("clusters") or [] if e.get("name") == NAME]
     return str(config.get("current-context") or ""), str(urls[0] if urls else "")
+
+
+def _authority(config: dict[str, Any]) -> str | None:
+    """The certificate authority of our own cluster."""
+    ours = [entry.get("cluster") or {} for entry in config.get("clusters") or [] if entry.get("name") == NAME]
+    return ours[0].get("certificate-authority-data") if ours else None
 
 
 def _previous(config: dict[str, Any]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors, kubeconfig
@@ -88,8 +88,12 @@ async def _until(slurm: client.Slurm, is_so: Callable[[dict[str, model.Job]], bo
 
 
 def _forget(settings: config.Settings) -> None:
-    """Take the way in away, for nobody answers there any more."""
-    if os.path.exists(settings.directory.kubeconfig):  # noqa: PTH110 - jobdir's paths are strings
-        os.unlink(settings.directory.kubeconfig)  # noqa: PTH108 - the same
-    if kubeconfig.remove():
+    """Take the way in away, for nobody answers there any more; another state directory's stays."""
+    ours = Path(settings.directory.kubeconfig)
+    try:
+        document = ours.read_bytes()
+    except FileNotFoundError:
+        return  # it has been taken away, or there was none yet
+    ours.unlink(missing_ok=True)
+    if kubeconfig.remove(document):
         print(f"Took the context '{kubeconfig.NAME}' out of {kubeconfig.path()}")

@@ -81,7 +81,7 @@ def test_kubectl_in_the_image_sees_the_users_files() -> None:
     """Wherever they are, however they are spelled: in the middle of an argument, and for writing too."""
     create = f"{HPK} kubectl create configmap c --dry-run=client"
     data = bob(
-        "d=$(mktemp -d /var/tmp/XXXX); echo -n seen >$d/file; echo '{.data}' >$d/path;"
+        "d=$(mktemp -d /var/tmp/XXXX); echo -n seen >$d/file; echo -n '{.data}' >$d/path;"
         f"{create} --from-file=key=$d/file --output=jsonpath-file=$d/path; rm -r $d"
     )
     assert data == '{"key":"seen"}'

@@ -62,7 +62,7 @@ def test_a_pod_goes_on_without_a_child_that_the_kernel_killed(space: conftest.Na
     conftest.until(lambda: {space.phase("goes-on"), space.phase("dies")} <= {"Succeeded", "Failed"})
     survivor, victim = space.get("pod", "goes-on")["status"], space.get("pod", "dies")["status"]
     assert survivor["phase"] == "Succeeded"
-    assert space.kubectl("logs", "goes-on").endswith("child 137\n")
+    assert "child 137\n" in space.kubectl("logs", "goes-on")
     assert (victim["phase"], ended({"status": victim})) == ("Failed", {"c": "OOMKilled"})
     states = cluster.shell("squeue --me --states=all --noheader --format='%i %T'").splitlines()
     assert {f"{space.job(name)} OUT_OF_MEMORY" for name in ("goes-on", "dies")} <= set(states)

@@ -67,9 +67,18 @@ def test_everything_else_is_kept(tmp_path: Path) -> None:
     assert {key: config[key] for key in ("preferences", "extensions")} == {
         key: OTHERS[key] for key in ("preferences", "extensions")
     }
-    assert kubeconfig.remove(out_of=path)
+    assert kubeconfig.remove(document(), out_of=path)
     assert read(path) == OTHERS
-    assert not kubeconfig.remove(out_of=path)
+    assert not kubeconfig.remove(document(), out_of=path)
+
+
+def test_another_clusters_context_stays(tmp_path: Path) -> None:
+    """`hpk down` of one state directory leaves the way to another's control plane."""
+    path = tmp_path / "config"
+    kubeconfig.merge(document(), into=path)
+    before = path.read_text()
+    assert not kubeconfig.remove(document().replace(b"Y2E=", b"b3RoZXI="), out_of=path)
+    assert path.read_text() == before
 
 
 def test_the_users_own_choice_stays(tmp_path: Path) -> None:
@@ -78,7 +87,7 @@ def test_the_users_own_choice_stays(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(OTHERS))
     kubeconfig.merge(document(), into=path)
     path.write_text(path.read_text().replace("current-context: hpk", "current-context: elsewhere"))
-    kubeconfig.remove(out_of=path)
+    kubeconfig.remove(document(), out_of=path)
     assert read(path)["current-context"] == "elsewhere"
 
 
@@ -87,7 +96,7 @@ def test_a_previous_context_that_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(yaml.safe_dump({**OTHERS, "contexts": []}))
     kubeconfig.merge(document(), into=path)
-    kubeconfig.remove(out_of=path)
+    kubeconfig.remove(document(), out_of=path)
     assert read(path)["current-context"] == ""
 
 
