@@ -7,6 +7,7 @@ last, so that the kubelet's last word is still heard.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -303,7 +304,12 @@ class Kubelet:
             on_report=self.agents.took_report,
             on_connected=self.agents.connected,
             on_disconnected=self.agents.disconnected,
-            bell=doorbell.Doorbell(is_known=self.pods.informer.objects.__contains__, read=self.agents.rung),
+            bell=doorbell.Doorbell(
+                host=control_plane.api_address,
+                is_known=self.pods.informer.objects.__contains__,
+                key=functools.partial(doorbell.key_of, control_plane.link.key_pem),
+                read=self.agents.rung,
+            ),
         )
 
     def _make_preparer(
@@ -419,4 +425,5 @@ class Certificates:
             "ca": self._authority.certificate_pem.decode(),
             "certificate": made.certificate_pem.decode(),
             "key": made.key_pem.decode(),
+            "bell": doorbell.key_of(self._authority.key_pem, uid).hex(),
         }

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 
 class Link(TypedDict):
-    """How the agent reaches the kubelet: PEM texts of a certificate that is good for this pod only."""
+    """How the agent reaches the kubelet: PEM texts of a certificate that is good for this pod only.
+
+    ``bell`` is the key of the pod's datagrams, in hexadecimal (`hpk.link.doorbell`).
+    """
 
     ca: str
     certificate: str
     key: str
+    bell: NotRequired[str]
 
 
 class Token(TypedDict):

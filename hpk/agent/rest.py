@@ -63,7 +63,9 @@ async def _run(start: main.Start) -> int:
     link = uplink.Uplink(
         functools.partial(supervise.restarted, linking, name="link", on_fault=faulted),
         reporter=reporter,
-        ringer=doorbell.Ringer(start.plan["uid"], endpoint_file=box.places.endpoint),
+        ringer=doorbell.Ringer(
+            start.plan["uid"], key=start.plan["link"].get("bell"), endpoint_file=box.places.endpoint
+        ),
         is_patient=uplink.is_patient(start.plan),
     )
     link.begin()

@@ -2,14 +2,17 @@
 
 A connection with TLS and gRPC costs an agent 150 ms of CPU, most of it imports: three times what a short pod's own
 program may need.  A pod that ends in its first second does without.  What counts is in the file; a datagram only says
-when to look, so that it needs no secret: whoever sends one has a known pod's report read, no more.  One that is lost,
-or cannot pass, costs the agent a moment: it then dials, as every longer pod does.
+when to look.  Each is sealed with a key of the pod's own, which its plan holds (keyed BLAKE2b, RFC 7693): nothing is
+read or answered for anybody else.  One that is lost, or cannot pass, costs the agent a moment: it then dials, as every
+longer pod does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import os
 import re
 import socket
@@ -21,32 +24,57 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 RING_AGAIN_SECONDS: Final = 0.1
-_RING: Final = re.compile(rb"hpk-report 1 ([0-9A-Za-z-]{1,64}) ([0-9]{1,18}) ([0-9a-f]{32})")
-_SEEN: Final = re.compile(rb"hpk-seen 1 ([0-9a-f]{32}) ([0-9]{1,18})")
+_RING: Final = re.compile(rb"hpk-report 2 ([0-9A-Za-z-]{1,64}) ([0-9]{1,18}) ([0-9a-f]{32})")
+_SEEN: Final = re.compile(rb"hpk-seen 2 ([0-9a-f]{32}) ([0-9]{1,18})")
 _LONGEST: Final = 256
+_SEAL_BYTES: Final = 16
+
+
+def key_of(secret: bytes, uid: str) -> bytes:
+    """Return the pod's own key, 32 bytes, which the kubelet derives anew whenever it needs it."""
+    return hashlib.blake2b(uid.encode(), key=hashlib.sha256(secret).digest(), digest_size=32).digest()
+
+
+def _sealed(text: bytes, key: bytes) -> bytes:
+    return b"%s %s" % (text, hashlib.blake2b(text, key=key, digest_size=_SEAL_BYTES).hexdigest().encode())
+
+
+def _opened(data: bytes, key: bytes) -> bytes | None:
+    """Return the text, or None if another key has sealed it."""
+    text = data[: -2 * _SEAL_BYTES - 1]
+    return text if hmac.compare_digest(_sealed(text, key), data) else None
 
 
 class Doorbell(asyncio.DatagramProtocol):
     """The kubelet's end.
 
     Args:
+        host: The address to listen on, the one that agents know: answers come from it.
         is_known: Whether there is such a pod; of others nothing is read.
+        key: Returns a pod's key.
         read: Reads a pod's report and acts on it; returns the newest sequence number, 0 if there is no report.
     """
 
-    def __init__(self, *, is_known: Callable[[str], bool], read: Callable[[str], Awaitable[int]]) -> None:
-        self._is_known, self._read = is_known, read
+    def __init__(
+        self,
+        *,
+        host: str,
+        is_known: Callable[[str], bool],
+        key: Callable[[str], bytes],
+        read: Callable[[str], Awaitable[int]],
+    ) -> None:
+        self._host, self._is_known, self._key, self._read = host, is_known, key, read
         self._transport: asyncio.DatagramTransport | None = None
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, tuple[bytes, tuple[str, int]]] = {}
 
-    async def listen(self, host: str, port: int) -> None:
+    async def listen(self, port: int) -> None:
         """Listen.
 
         Raises:
             OSError: The port is taken; agents do without.
         """
-        await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, local_addr=(host, port))
+        await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, local_addr=(self._host, port))
 
     def close(self) -> None:
         """Listen no more."""
@@ -61,8 +89,8 @@ class Doorbell(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         """Called by the event loop: read the report of a pod that we know, one read of each at a time."""
-        found = _RING.fullmatch(data[:_LONGEST])
-        if found is None or not self._is_known(uid := found[1].decode()):
+        found = _RING.match(data[:_LONGEST])
+        if found is None or not self._is_known(uid := found[1].decode()) or _opened(data, self._key(uid)) != found[0]:
             return
         self._wanted[uid] = (found[3], addr)
         if uid not in self._reading:
@@ -74,16 +102,23 @@ class Doorbell(asyncio.DatagramProtocol):
                 sequence = await self._read(uid)
                 nonce, address = wanted
                 if sequence and self._transport:
-                    self._transport.sendto(b"hpk-seen 1 %s %d" % (nonce, sequence), address)
+                    self._transport.sendto(_sealed(b"hpk-seen 2 %s %d" % (nonce, sequence), self._key(uid)), address)
         finally:
             del self._reading[uid]
 
 
 class Ringer:
-    """The agent's end; an uplink of its reporter."""
+    """The agent's end; an uplink of its reporter.
 
-    def __init__(self, uid: str, *, endpoint_file: str) -> None:
-        self._uid, self._endpoint_file = uid, endpoint_file
+    Args:
+        uid: The pod's.
+        key: The pod's, in hexadecimal; None in a plan of an older kubelet: nothing is sent then.
+        endpoint_file: Says where the kubelet listens.
+    """
+
+    def __init__(self, uid: str, *, key: str | None, endpoint_file: str) -> None:
+        self._uid, self._key, self._endpoint_file = uid, bytes.fromhex(key or ""), endpoint_file
+        self._address: tuple[str, int] | None = None
         self._nonce = os.urandom(16).hex().encode()
         self._socket: socket.socket | None = None
         self._sequence = self._seen = 0
@@ -113,21 +148,30 @@ class Ringer:
             self._socket = None
 
     def _ring(self) -> None:
+        if not self._key:
+            return
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the kubelet is away: the file is there
             endpoint = jobdir.read_json(self._endpoint_file)
             address = (str(endpoint["host"]), int(endpoint["port"]))
-            if self._socket is None:
-                self._socket = socket.socket(
-                    socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_DGRAM
-                )
-                self._socket.setblocking(False)
-                asyncio.get_running_loop().add_reader(self._socket.fileno(), self._hear)
-            self._socket.sendto(b"hpk-report 1 %s %d %s" % (self._uid.encode(), self._sequence, self._nonce), address)
+            if self._socket is None or address != self._address:
+                self._connect(address)
+            if self._socket:
+                text = b"hpk-report 2 %s %d %s" % (self._uid.encode(), self._sequence, self._nonce)
+                self._socket.send(_sealed(text, self._key))
+
+    def _connect(self, address: tuple[str, int]) -> None:
+        """Have a socket that hears the kubelet alone."""
+        self.close()
+        self._address = address
+        self._socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.connect(address)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._hear)
 
     def _hear(self) -> None:
         with contextlib.suppress(OSError):
             while self._socket:
-                found = _SEEN.fullmatch(self._socket.recv(_LONGEST))
-                if found and found[1] == self._nonce:
+                text = _opened(self._socket.recv(_LONGEST), self._key)
+                if text and (found := _SEEN.fullmatch(text)) and found[1] == self._nonce:
                     self._seen = max(self._seen, int(found[2]))
                     self._heard.set()

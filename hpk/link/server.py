@@ -122,7 +122,7 @@ class LinkServer:
         self._server = server
         if self._bell:
             try:
-                await self._bell.listen(self._host, port)
+                await self._bell.listen(port)
             except OSError as error:
                 log.warning("Cannot listen for datagrams; short pods take longer", port=port, error=str(error))
         return port

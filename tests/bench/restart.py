@@ -12,6 +12,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import resource
@@ -95,7 +96,12 @@ class World(path.World):
             on_report=self.agents.took_report,
             on_connected=self.agents.connected,
             on_disconnected=self.agents.disconnected,
-            bell=doorbell.Doorbell(is_known=self.pods.informer.objects.__contains__, read=self.agents.rung),
+            bell=doorbell.Doorbell(
+                host="127.0.0.1",
+                is_known=self.pods.informer.objects.__contains__,
+                key=functools.partial(doorbell.key_of, b"bench"),
+                read=self.agents.rung,
+            ),
         )
         self.agents.line = self.link
         port = await self.link.start()

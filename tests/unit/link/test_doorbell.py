@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT = 30.0
+SECRET = b"secret"
+KEY = doorbell.key_of(SECRET, "pod-1")
 
 
 class Kubelet:
@@ -28,14 +30,19 @@ class Kubelet:
         self.sequence = 7
         self.goes_on = asyncio.Event()
         self.goes_on.set()
-        self.bell = doorbell.Doorbell(is_known=self.known.__contains__, read=self._read)
+        self.bell = doorbell.Doorbell(
+            host="127.0.0.1",
+            is_known=self.known.__contains__,
+            key=lambda uid: doorbell.key_of(SECRET, uid),
+            read=self._read,
+        )
 
     async def listen(self, port: int = 0) -> None:
         """Listen, and say where."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
             free.bind(("127.0.0.1", port))
             port = free.getsockname()[1]
-        await self.bell.listen("127.0.0.1", port)
+        await self.bell.listen(port)
         jobdir.write_json(str(self.endpoint), {"host": "127.0.0.1", "port": port})
 
     async def _read(self, uid: str) -> int:
@@ -57,7 +64,7 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
 @pytest.fixture
 async def ringer(kubelet: Kubelet) -> AsyncIterator[doorbell.Ringer]:
     """A known pod's."""
-    made = doorbell.Ringer("pod-1", endpoint_file=str(kubelet.endpoint))
+    made = doorbell.Ringer("pod-1", key=KEY.hex(), endpoint_file=str(kubelet.endpoint))
     yield made
     made.close()
 
@@ -90,7 +97,8 @@ async def test_rings_during_a_read_are_one_more_read(kubelet: Kubelet) -> None:
     """However many come."""
     kubelet.goes_on.clear()
     for sequence in range(50):
-        kubelet.bell.datagram_received(b"hpk-report 1 pod-1 %d " % sequence + b"0" * 32, ("127.0.0.1", 9))
+        ring = doorbell._sealed(b"hpk-report 2 pod-1 %d " % sequence + b"0" * 32, KEY)
+        kubelet.bell.datagram_received(ring, ("127.0.0.1", 9))
         await asyncio.sleep(0)
     kubelet.goes_on.set()
     await kubelet.bell._reading["pod-1"]
@@ -100,16 +108,19 @@ async def test_rings_during_a_read_are_one_more_read(kubelet: Kubelet) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"hpk-report 1 pod-2 1 " + b"0" * 32,
-        b"hpk-report 1 ../../pod-1 1 " + b"0" * 32,
+        doorbell._sealed(b"hpk-report 2 pod-2 1 " + b"0" * 32, doorbell.key_of(SECRET, "pod-2")),
+        doorbell._sealed(b"hpk-report 2 pod-1 1 " + b"0" * 32, doorbell.key_of(SECRET, "pod-2")),
+        doorbell._sealed(b"hpk-report 2 ../../pod-1 1 " + b"0" * 32, KEY),
+        doorbell._sealed(b"hpk-report 1 pod-1 1 " + b"0" * 32, KEY),
         b"hpk-report 2 pod-1 1 " + b"0" * 32,
-        b"hpk-report 1 pod-1 1",
+        b"hpk-report 2 pod-1 1 " + b"0" * 32 + b" " + b"0" * 32,
+        b"hpk-report 2 pod-1 1",
         b"",
         b"\xff" * 2000,
     ],
 )
 async def test_nothing_else_is_read_or_answered(kubelet: Kubelet, ringer: doorbell.Ringer, data: bytes) -> None:
-    """Pods that are unknown, other versions, nonsense; what comes after is heard."""
+    """Pods that are unknown, another's key or none, other versions, nonsense; what comes after is heard."""
     endpoint: Any = jobdir.read_json(str(kubelet.endpoint))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.setblocking(False)
@@ -129,7 +140,8 @@ async def test_a_forged_answer_is_not_believed(kubelet: Kubelet, ringer: doorbel
     assert ringer._socket is not None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         port = ringer._socket.getsockname()[1]
-        stranger.sendto(b"hpk-seen 1 " + b"0" * 32 + b" 7", ("127.0.0.1", port))
+        stranger.sendto(doorbell._sealed(b"hpk-seen 2 " + b"0" * 32 + b" 7", KEY), ("127.0.0.1", port))
+        stranger.sendto(b"hpk-seen 2 " + ringer._nonce + b" 7 " + b"0" * 32, ("127.0.0.1", port))
         stranger.sendto(b"hpk-seen", ("127.0.0.1", port))
     await asyncio.sleep(0)
     ringer._hear()
@@ -142,7 +154,7 @@ async def test_a_kubelet_that_is_away_harms_nothing(tmp_path: Path) -> None:
         file = tmp_path / "endpoint.json"
         if text is not None:
             file.write_text(text)
-        ringer = doorbell.Ringer("pod-1", endpoint_file=str(file))
+        ringer = doorbell.Ringer("pod-1", key=KEY.hex(), endpoint_file=str(file))
         ringer.publish(1, b"")
         ringer.close()
         ringer.close()
