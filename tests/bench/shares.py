@@ -1,7 +1,7 @@
 """CPU seconds of the cluster's parts, by cgroups of our own (cpuacct of cgroup v1).
 
 Whatever a process forks is counted with it, and what others do on the machine is not.  Slurm may have cgroups of its
-own for what it starts; they are counted with the nodes.
+own for what it starts, below the host's or the machine's; they are counted with the nodes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PARTS = {
     "accounting": "slurmdbd",
     "database": "mariadbd",
 }
+SLURM = ("slurm*", "hpk-site*/*/slurm*")
 NODES = "nodes"
 """All else: slurmd, what it starts, and the hosts' other daemons."""
 
@@ -43,13 +44,13 @@ class Shares:
     def seconds(self) -> dict[str, float]:
         """Return the CPU seconds so far, by part."""
         found = {part: _usage(self._root / part) for part in (*PARTS, NODES)}
-        found[NODES] += sum(_usage(path) for path in ROOT.glob("*slurm*"))
+        found[NODES] += sum(_usage(path) for pattern in SLURM for path in ROOT.glob(pattern))
         return found
 
 
 @contextlib.contextmanager
 def measured() -> Iterator[Shares]:
-    """Move the cluster's processes into cgroups, and back.
+    """Move the cluster's processes into cgroups, and back to where they were.
 
     Raises:
         Unmeasurable: There is no such controller.
@@ -57,9 +58,11 @@ def measured() -> Iterator[Shares]:
     if not (ROOT / "cgroup.procs").exists():
         raise Unmeasurable("no cpuacct cgroup is mounted here")
     root = ROOT / f"hpk-bench-{secrets.token_hex(3)}"
+    before: dict[int, Path] = {}
     for part in (*PARTS, NODES):
         (root / part).mkdir(parents=True)
     try:
+        before = {pid: _group(pid) for pid, _ in _processes()}
         ours = _ancestors()
         for pid, command in _processes():
             if pid not in ours:
@@ -69,7 +72,7 @@ def measured() -> Iterator[Shares]:
         for directory in (*root.iterdir(), root):
             if directory.is_dir():
                 for left in (directory / "cgroup.procs").read_text().split():
-                    _move(int(left), ROOT)
+                    _move(int(left), before.get(int(left), ROOT))
                 directory.rmdir()
 
 
@@ -94,6 +97,16 @@ def _ancestors() -> set[int]:
         found.add(pid)
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return found
+
+
+def _group(pid: int) -> Path:
+    """Return the cgroup that a process is in, the machine's root one if it has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "cpuacct" in controllers.split(","):
+                return ROOT / path.lstrip("/")
+    return ROOT
 
 
 def _move(pid: int, group: Path) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.bench import __main__ as bench
 from tests.bench import overhead, result, shares
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SYSBENCH = """\
 sysbench 1.0.20 (using system LuaJIT 2.1.1700206165)
@@ -55,3 +59,15 @@ def test_a_table_says_where_it_comes_from() -> None:
 def test_cpu_is_counted_where_it_belongs(command: str, part: str) -> None:
     """By the command line; what is nobody's is the nodes'."""
     assert shares.part_of(command) == part
+
+
+@pytest.mark.parametrize("made_by_slurm", ["slurm_c1", "hpk-site/c1/slurm_c1", "hpk-site-apart-x/c1/slurm"])
+def test_what_slurm_starts_counts_with_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by_slurm: str
+) -> None:
+    """Slurm's cgroups are the machine's, or below those of a host."""
+    monkeypatch.setattr(shares, "ROOT", tmp_path)
+    for group, seconds in ((made_by_slurm, 2), ("bench/nodes", 1), ("other", 4)):
+        (tmp_path / group).mkdir(parents=True)
+        (tmp_path / group / "cpuacct.usage").write_text(f"{seconds}000000000\n")
+    assert shares.Shares(tmp_path / "bench").seconds()[shares.NODES] == 3.0
