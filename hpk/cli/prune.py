@@ -21,11 +21,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What went, or would go, and what stays and why."""
+class Image:
+    """An image, and the directory in which it is: another may have one of the same names and digest."""
 
-    gone: list[collect.Found]
-    kept: list[tuple[collect.Found, str]]
+    found: collect.Found
+    directory: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What went, or would go, and what stays and why; ``root`` is the directory of images that the settings name."""
+
+    root: Path
+    gone: list[Image]
+    kept: list[tuple[Image, str]]
     is_dry: bool
 
 
@@ -43,7 +52,7 @@ def run(
         errors.Fatal: The directory of images cannot be read.
     """
     serve.configure_logging("warning", sys.stderr)
-    outcome = Outcome(gone=[], kept=[], is_dry=is_dry)
+    outcome = Outcome(root=settings.images_directory, gone=[], kept=[], is_dry=is_dry)
     try:
         for directory in collect.directories(settings.images_directory):
             _prune(directory, settings, outcome, also_pinned=also_pinned, sleep=sleep)
@@ -67,8 +76,12 @@ def _prune(
     images = collector.images()
     chosen = collect.removable(images, policy, now=time.time(), also_pinned=also_pinned)
     gone = chosen if outcome.is_dry else collector.remove(chosen)
-    outcome.gone.extend(gone)
-    outcome.kept.extend((image, why(image, also_pinned=also_pinned)) for image in images if image not in gone)
+    outcome.gone.extend(Image(found=image, directory=directory) for image in gone)
+    outcome.kept.extend(
+        (Image(found=image, directory=directory), why(image, also_pinned=also_pinned))
+        for image in images
+        if image not in gone
+    )
 
 
 def why(image: collect.Found, *, also_pinned: bool) -> str:
@@ -83,34 +96,38 @@ def why(image: collect.Found, *, also_pinned: bool) -> str:
 def lines(outcome: Outcome) -> list[str]:
     """Return what a person reads."""
     verb = "would remove" if outcome.is_dry else "removed"
-    found = [f"{verb}  {_name(image)}  {_size(image.size_bytes)}  (last used {_day(image)})" for image in outcome.gone]
-    found += [f"kept  {_name(image)}  {_size(image.size_bytes)}  ({reason})" for image, reason in outcome.kept]
-    total = sum(image.size_bytes for image in outcome.gone)
+    found = [f"{verb}  {_line(image, outcome)}  (last used {_day(image.found)})" for image in outcome.gone]
+    found += [f"kept  {_line(image, outcome)}  ({reason})" for image, reason in outcome.kept]
+    total = sum(image.found.size_bytes for image in outcome.gone)
     return [*found, f"{len(outcome.gone)} of {len(outcome.gone) + len(outcome.kept)} images, {_size(total)}"]
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """Return what a program reads."""
 
-    def one(image: collect.Found) -> dict[str, Any]:
-        used = datetime.fromtimestamp(image.used_at, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    def one(image: Image) -> dict[str, Any]:
+        used = datetime.fromtimestamp(image.found.used_at, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return {
-            "names": list(image.names),
-            "digest": image.key.replace("-", ":", 1),
-            "bytes": image.size_bytes,
+            "names": list(image.found.names),
+            "digest": image.found.key.replace("-", ":", 1),
+            "directory": str(image.directory),
+            "bytes": image.found.size_bytes,
             "lastUsed": used,
         }
 
     return {
         "dryRun": outcome.is_dry,
         "removed": [one(image) for image in outcome.gone],
-        "kept": [{**one(image), "reason": reason, "pods": list(image.pods)} for image, reason in outcome.kept],
-        "freedBytes": sum(image.size_bytes for image in outcome.gone),
+        "kept": [{**one(image), "reason": reason, "pods": list(image.found.pods)} for image, reason in outcome.kept],
+        "freedBytes": sum(image.found.size_bytes for image in outcome.gone),
     }
 
 
-def _name(image: collect.Found) -> str:
-    return ", ".join(image.names) or image.key.replace("-", ":", 1)
+def _line(image: Image, outcome: Outcome) -> str:
+    """Return its names and size; of a name that is in two directories, one is said to be in the other."""
+    name = ", ".join(image.found.names) or image.found.key.replace("-", ":", 1)
+    where = "" if image.directory == outcome.root else f" in {image.directory}"
+    return f"{name}{where}  {_size(image.found.size_bytes)}"
 
 
 def _size(size: int) -> str:

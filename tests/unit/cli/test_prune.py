@@ -84,6 +84,19 @@ def test_a_dry_run_removes_nothing(settings: config.Settings, capsys: pytest.Cap
     assert len(json.loads(run(settings, capsys, is_json=True))["removed"]) == 2
 
 
+def test_a_name_in_two_directories_is_told_apart(settings: config.Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kind of site has its own image of it, and one may be in use and the other not."""
+    other = settings.images_directory / "one-id"
+    add(other, "c")
+    said = run(settings, capsys, is_dry=True)
+    assert f"would remove  ctl:5000/c:1 in {other}  1.0 MB" in said
+    assert "kept  ctl:5000/c:1  1.0 MB  (in use by 1 pod)" in said
+    found = json.loads(run(settings, capsys, is_dry=True, is_json=True))
+    (kept,) = (one["directory"] for one in found["kept"] if one["names"] == ["ctl:5000/c:1"])
+    (gone,) = (one["directory"] for one in found["removed"] if one["names"] == ["ctl:5000/c:1"])
+    assert (kept, gone) == (str(settings.images_directory), str(other))
+
+
 def test_where_there_are_no_images_nothing_happens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not even a directory is made."""
     settings = config.load(environment={"HPK_STATE": str(tmp_path / "none")})
