@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 PROGRAM = "/opt/hpk/bin/kubectl"
 ALONE = ("config", "completion", "help", "kustomize", "options", "plugin", "__complete", "__completeNoDesc")
 """Commands that ask no server."""
+UNASKED = ("--dry-run=client", "--local", "--local=true")
+"""Options with which most commands ask no server, and none must."""
 ELSEWHERE = ("--server", "-s", "--kubeconfig", "--cluster", "--context", "-h", "--help", "--client")
 """Options with which the user says where to go, or that go nowhere."""
 
@@ -25,14 +27,17 @@ def run(settings: config.Settings, arguments: Sequence[str]) -> NoReturn:
     """Become kubectl: its input, output, terminal and exit code are this command's.
 
     Raises:
-        errors.ApiUnavailable: This host has no way to the API server.
+        errors.ApiUnavailable: This host has no way to the API server, which kubectl must ask.
+        errors.SlurmUnavailable: The gateway, which may open a way, does not answer.
         errors.Fatal: This is not hpk.sif.
     """
     environment = dict(os.environ)
     if is_for_us(arguments):
-        way = asyncio.run(_way(settings))
-        if way.by or kubeconfig.current()[1] != way.server:
-            environment["KUBECONFIG"] = f"{reach.overlay(settings, way)}:{kubeconfig.path()}"
+        try:
+            environment |= _led(settings)
+        except (errors.ApiUnavailable, errors.SlurmUnavailable):
+            if not is_unasked(arguments):
+                raise
     try:
         os.execve(PROGRAM, ["kubectl", *arguments], environment)  # noqa: S606 - no shell is the point
     except OSError as error:
@@ -41,12 +46,30 @@ def run(settings: config.Settings, arguments: Sequence[str]) -> NoReturn:
 
 def is_for_us(arguments: Sequence[str]) -> bool:
     """Whether kubectl will ask our API server."""
-    options = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    options = _options(arguments)
     words = [word for before, word in zip(["", *options], options, strict=False) if before not in ("-n", "--namespace")]
     verb = next((word for word in words if not word.startswith("-")), "")
     if not verb or verb in ALONE or any(word.split("=")[0] in ELSEWHERE for word in options):
         return False
     return kubeconfig.current()[0] in ("", kubeconfig.NAME)
+
+
+def is_unasked(arguments: Sequence[str]) -> bool:
+    """Whether kubectl can do without a server; where it cannot after all, it says so itself."""
+    return any(word in UNASKED for word in _options(arguments))
+
+
+def _options(arguments: Sequence[str]) -> list[str]:
+    """Return the words for kubectl itself; those after -- are for a pod."""
+    return list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+
+
+def _led(settings: config.Settings) -> dict[str, str]:
+    """Return what leads kubectl to the API server, if its kubeconfig does not."""
+    way = asyncio.run(_way(settings))
+    if not way.by and kubeconfig.current()[1] == way.server:
+        return {}
+    return {"KUBECONFIG": f"{reach.overlay(settings, way)}:{kubeconfig.path()}"}
 
 
 async def _way(settings: config.Settings) -> reach.Way:

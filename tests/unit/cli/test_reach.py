@@ -180,6 +180,29 @@ def test_kubectl_is_led(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.file.read_text() == before
 
 
+@pytest.mark.parametrize("line", ["create configmap c --dry-run=client -o yaml", "set image -f x c=i --local"])
+def test_kubectl_that_asks_nobody_needs_no_control_plane(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """It makes manifests before `hpk up`; where there is a way, it is led there all the same."""
+    became: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *words: became.extend(words))
+    stage.talk(("^tunnel ", errors.SlurmUnavailable("slurmctld is away")))
+    kubectl.run(stage.settings, line.split())
+    assert became[1] == ["kubectl", *line.split()]
+    assert "KUBECONFIG" not in became[2]
+    for other in ("create configmap c --dry-run=server", "get pods", "exec p -- x --local"):
+        with pytest.raises(errors.ApiUnavailable, match="No control plane runs"):
+            kubectl.run(stage.settings, other.split())
+    stage.control_plane("https://127.0.0.1:1")
+    kubectl.run(stage.settings, line.split())
+    with pytest.raises(errors.SlurmUnavailable):
+        kubectl.run(stage.settings, ["get", "pods"])
+    stage.talk(TUNNEL)
+    kubectl.run(stage.settings, line.split())
+    assert became[-1]["KUBECONFIG"].endswith(f":{stage.file}")
+
+
 async def test_connect_leads_the_context_while_it_runs(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
