@@ -7,17 +7,17 @@ pod are in one of these, so it knows the sum of the containers, not each.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from dataclasses import dataclass
+
+MOUNTED = "/sys/fs/cgroup"
 
 
-@dataclass(frozen=True)
 class MemoryCgroup:
     """A directory of the cgroup file system, and whether it is of version 1."""
 
-    directory: str
-    is_v1: bool
+    def __init__(self, directory: str, *, is_v1: bool) -> None:
+        self.directory = directory
+        self.is_v1 = is_v1
 
     def working_set_bytes(self) -> int | None:
         """What is charged, without the page cache that the kernel would reclaim first; None if it cannot be read.
@@ -34,16 +34,17 @@ class MemoryCgroup:
     def kills(self) -> int:
         """How many processes in it the kernel has killed for want of memory; 0 where it does not say."""
         name = "oom_control" if self.is_v1 else "events"
-        with contextlib.suppress(OSError, ValueError):
+        try:
             return _values(f"{self.directory}/memory.{name}").get("oom_kill", 0)
-        return 0
+        except (OSError, ValueError):
+            return 0
 
 
 def own(*, root: str = "/", covered: int | None = None) -> MemoryCgroup | None:
     """The memory cgroup of this process, or the nearest one above that counts; None where none is in sight.
 
     Args:
-        covered: A descriptor of ``/sys/fs/cgroup`` as it was before something was mounted there.
+        covered: A descriptor of :data:`MOUNTED` as it was before something was mounted there.
         root: In whose /proc and /sys to look; for tests.
     """
     try:
@@ -59,14 +60,14 @@ def own(*, root: str = "/", covered: int | None = None) -> MemoryCgroup | None:
     inside = path.removeprefix(mounted_root.rstrip("/")).strip("/")
     if not path.startswith(mounted_root):  # what is mounted is not where we are
         return None
-    if covered is not None:
-        mount_point = mount_point.replace("/sys/fs/cgroup", f"/proc/self/fd/{covered}", 1)
+    if covered is not None and _is_usual(mount_point):
+        mount_point = f"/proc/self/fd/{covered}" + mount_point.removeprefix(MOUNTED)
     top = os.path.join(root, mount_point.lstrip("/"))
     marker = "memory.usage_in_bytes" if is_v1 else "memory.current"
     directory = os.path.join(top, inside) if inside else top
     while directory.startswith(top):
         if os.path.exists(os.path.join(directory, marker)):
-            return MemoryCgroup(directory, is_v1)
+            return MemoryCgroup(directory, is_v1=is_v1)
         directory = os.path.dirname(directory)
     return None
 
@@ -81,16 +82,23 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Controller → root within the hierarchy and mount point (proc_pid_mountinfo(5)); version 2 without a name."""
+    """Controller → root within the hierarchy and mount point (proc_pid_mountinfo(5)); version 2 without a name.
+
+    Of several the one at the usual place: a pod that sees its node's files sees them there, too.
+    """
     mounts: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
         fields = line.split(" ")
         kind, _, options = fields[fields.index("-") + 1 :][:3]
-        if kind == "cgroup2":
-            mounts[""] = fields[3], fields[4]
-        elif kind == "cgroup":
-            mounts.update(dict.fromkeys(options.split(","), (fields[3], fields[4])))
+        names = [""] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
+        for name in names:
+            if name not in mounts or _is_usual(fields[4]):
+                mounts[name] = fields[3], fields[4]
     return mounts
+
+
+def _is_usual(mount_point: str) -> bool:
+    return mount_point == MOUNTED or mount_point.startswith(MOUNTED + "/")
 
 
 def _values(path: str) -> dict[str, int]:

@@ -232,7 +232,6 @@ class Container:
         end = self._all.reaper.wait(self._process, since=run.begun)
         self._is_down.clear()
         self.is_up.set()
-        kills = self._all.memory.kills.count()
         self._is_over_memory = self._was_killed = False
         companions: list[asyncio.Task[None]] = []
         try:
@@ -252,7 +251,7 @@ class Container:
             await asyncio.gather(*companions, return_exceptions=True)
         finished_at = time.time()
         if processes.exit_code(status) == _KILLED and not self._was_killed:
-            self._is_over_memory |= self._all.memory.kills.rose(since=kills)
+            self._is_over_memory |= self._all.memory.kills.rose(since=run.kills_before)
         await capture.finish(timeout_seconds=LOG_SECONDS)
         return self._ended(run, status, finished_at=finished_at, log=capture.end)
 

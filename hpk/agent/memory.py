@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 PERIOD_SECONDS = 0.25
 LEAST_REST = 20
 """How many times as long as a look took nobody looks again: large page tables are no reason to be busy."""
-SETTLED_SECONDS = 1.0
-"""How long after the kernel has killed a process its container may still be on its way to its end."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _GONE = (0, 0, 0)
 _OWN = ("RssAnon:", "RssShmem:", "VmSwap:")
@@ -81,7 +79,6 @@ class Watcher:
     async def _watch(self) -> None:
         while True:
             began_at = time.monotonic()
-            self.kills.look(began_at)
             for one in await asyncio.to_thread(self._exceeded, tuple(self._watched)):
                 if one in self._watched:
                     self._watched.remove(one)
@@ -174,20 +171,21 @@ class Meter:
 
 
 class Kills:
-    """Tells whether the kernel has just killed for want of memory, from a count that only rises."""
+    """Tells whether the kernel has just killed for want of memory, from a count that only rises.
+
+    The kernel counts first; the process is gone when its pages are free, after 0.2 s for each GB of small pages.
+    """
 
     def __init__(self, count: Callable[[], int]) -> None:
         self.count = count
         self._settled = self._newest = 0
-        self._newest_at = -SETTLED_SECONDS
 
-    def look(self, now: float) -> None:
-        """Note the count; what was counted longer than a moment ago is no news any more."""
-        if now - self._newest_at >= SETTLED_SECONDS:
-            self._settled, self._newest, self._newest_at = self._newest, self.count(), now
+    def look(self) -> None:
+        """Note the count; what was there at the look before is no news any more.  Call it once a minute."""
+        self._settled, self._newest = self._newest, self.count()
 
     def rose(self, *, since: int) -> bool:
-        """Whether the count has just risen, and is higher than it was at the start of the run that has ended."""
+        """Whether the count has just risen, and is higher than it was before the run that has ended."""
         return self.count() > max(since, self._settled)
 
 

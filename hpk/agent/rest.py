@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import hpk
 from hpk import jobdir
-from hpk.agent import cgroup, disk, logs, pod, processes, report, sessions, signals, supervise, uplink, wishes
+from hpk.agent import disk, logs, pod, processes, report, sessions, signals, supervise, uplink, wishes
 from hpk.link import doorbell
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hpk.agent import main
+    from hpk.agent import main, memory
     from hpk.link import client
     from hpk.link import sessions as link_sessions
 
@@ -45,8 +45,7 @@ async def _run(start: main.Start) -> int:
     )
     reporter = report.Reporter(first, path=box.places.pod.report)
     reaper = processes.Reaper(loop)
-    job = cgroup.own(covered=box.cgroups)
-    surroundings = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop), job=job)
+    surroundings = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop), job=box.job)
     the_pod = pod.Pod(surroundings, begun=start.begun)
     loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
     signals.listen(loop, the_pod, start.plan.get("warning"))
@@ -69,7 +68,7 @@ async def _run(start: main.Start) -> int:
         is_patient=uplink.is_patient(start.plan),
     )
     link.begin()
-    sweeper = asyncio.create_task(_sweep(reaper), name="sweep")
+    sweeper = asyncio.create_task(_sweep(reaper, surroundings.memory.kills), name="sweep")
     wished = wishes.Wishes(box.places.pod.wish, the_pod, is_connected=lambda: link.is_connected)
     loop.add_signal_handler(jobdir.END_SIGNAL, wished.signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {jobdir.END_SIGNAL})
@@ -152,10 +151,11 @@ async def _acknowledged(link: uplink.Uplink, start: main.Start, reporter: report
     return is_heard
 
 
-async def _sweep(reaper: processes.Reaper) -> None:
+async def _sweep(reaper: processes.Reaper, kills: memory.Kills) -> None:
     while True:
         await asyncio.sleep(60)
         reaper.forget()
+        kills.look()
 
 
 def _clean(start: main.Start) -> None:

@@ -50,6 +50,8 @@ class Run:
         self.process_id = 0
         """The container's first process; 0 before it was launched."""
         self.started_at = 0.0
+        self.kills_before = 0
+        """How many processes of the job the kernel had killed for want of memory before it was launched."""
         self.outputs: dict[str, int] = {}
         """``stdout``, ``stderr``: the ends that we read."""
         self.stdin: int | None = None
@@ -226,6 +228,8 @@ def launch(box: sandbox.Sandbox, run: Run) -> None:
             time.sleep(0.0005)  # its last steps before it waits there
     try:
         os.unlink(path)
+        # Not later: a container may fill its memory, and die of it, before the agent has imported the rest of itself.
+        run.kills_before = box.job.kills() if box.job else 0
         if run.shares_processes:
             run.mounts = os.readlink(f"/proc/{run.process_id}/ns/mnt")
         run.started_at = time.time()

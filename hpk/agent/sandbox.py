@@ -10,13 +10,12 @@ import os
 import sys
 
 from hpk import jobdir
-from hpk.agent import etc, images, linux, volumes
+from hpk.agent import cgroup, etc, images, linux, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hpk import records
 
-CGROUPS = "/sys/fs/cgroup"
 _SHM_SIZE = "64m"  # containerd's
 
 
@@ -78,6 +77,8 @@ class Sandbox:
         self.oom_score = 0
         self.cgroups: int | None = None
         """The node's cgroups of version 1, where they have been covered."""
+        self.job: cgroup.MemoryCgroup | None = None
+        """What the kernel charges to the job, where it can be seen."""
         self.pause = 0
         """The first process of the PID namespace that all containers share, if they do."""
         self.left_out: list[str] = []
@@ -159,8 +160,8 @@ class Sandbox:
         with open("/proc/self/oom_score_adj", encoding="ascii") as file:
             # The agent must be the last of the pod that a memory shortage kills; to raise is always allowed.
             self.oom_score = min(1000, int(file.read()) + 500)
-        with open("/proc/self/mountinfo", encoding="utf-8") as file:
-            self._cover_cgroups(file.read())
+        self._cover_cgroups(_read("/proc/self/mountinfo"))
+        self.job = cgroup.own(covered=self.cgroups)
 
     def _cover_cgroups(self, mounts: str) -> None:
         """Show crun no cgroups but those of version 2.
@@ -172,8 +173,8 @@ class Sandbox:
         if " /sys/fs/cgroup " in mounts and not has_old:
             return
         if has_old:
-            self.cgroups = os.open(CGROUPS, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        linux.mount("tmpfs", CGROUPS, "tmpfs", options="mode=0755,size=0")
+            self.cgroups = os.open(cgroup.MOUNTED, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        linux.mount("tmpfs", cgroup.MOUNTED, "tmpfs", options="mode=0755,size=0")
 
     def _write_etc(self) -> None:
         texts = {

@@ -152,6 +152,17 @@ def test_what_has_been_covered_is_reached_by_its_descriptor(tmp_path: Path) -> N
         os.close(descriptor)
 
 
+def test_the_node_s_files_in_the_pod_do_not_hide_its_cgroup(tmp_path: Path) -> None:
+    """With a hostPath volume the node's root is in sight a second time, and all that is mounted there."""
+    again = "".join(f"{line.replace(' /sys/', ' /run/hpk/host/sys/')}\n" for line in V1_MOUNTS.splitlines()[1:])
+    root = tree(tmp_path, V1 | {"proc/self/mountinfo": V1_MOUNTS + again})
+    (tmp_path / "proc/self/fd").mkdir()
+    (tmp_path / "proc/self/fd/7").symlink_to(tmp_path / "sys/fs/cgroup")
+    found = cgroup.own(root=root, covered=7)
+    assert found is not None
+    assert found.kills() == 2
+
+
 @pytest.mark.parametrize(
     ("mounts", "covers", "keeps"),
     [

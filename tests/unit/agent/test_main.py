@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpk import jobdir
-from hpk.agent import main, refuse, sandbox
+from hpk.agent import main, refuse, runs, sandbox
 
 ROOT = Path(__file__).parents[3]
-EXPENSIVE = {"re", "enum", "typing", "dataclasses", "subprocess", "json", "socket", "asyncio", "shutil", "signal"}
+EXPENSIVE = {
+    "re",
+    "contextlib",
+    "enum",
+    "typing",
+    "dataclasses",
+    "subprocess",
+    "json",
+    "socket",
+    "asyncio",
+    "shutil",
+    "signal",
+}
 
 
 def test_nothing_expensive_is_imported_before_the_first_container() -> None:
@@ -45,6 +59,28 @@ def test_only_what_may_run_first_runs_first(containers: list[Any], first: list[s
     """All apps at once, but one init container, and nothing past a postStart hook."""
     plan: Any = {"containers": containers}
     assert [one["name"] for one in main.first_containers(plan)] == first
+
+
+def test_kills_are_counted_before_the_process_is_let_go(tmp_path: Path) -> None:
+    """What the kernel kills from then on may be the container's."""
+    run = runs.Run(container("c"), 0, directory=str(tmp_path), root_directory=str(tmp_path))
+    (tmp_path / "pid").write_text("7")
+    (tmp_path / run.id).mkdir()
+    os.mkfifo(fifo := tmp_path / run.id / "exec.fifo")
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+
+    def kills() -> int:
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 1)
+        return 3
+
+    try:
+        box: Any = SimpleNamespace(places=SimpleNamespace(runtime=str(tmp_path)), job=SimpleNamespace(kills=kills))
+        runs.launch(box, run)
+        assert os.read(reader, 1)
+    finally:
+        os.close(reader)
+    assert (run.process_id, run.kills_before) == (7, 3)
 
 
 def test_facts_come_from_the_job_script() -> None:

@@ -175,17 +175,15 @@ async def test_the_job_s_cgroup_spares_the_look_at_processes(
     assert looked == [10]
 
 
-def test_a_kill_is_news_for_a_moment_only() -> None:
+def test_a_kill_is_news_for_a_minute_or_two() -> None:
     """A container that is killed an hour after the kernel killed another's process is not OOMKilled."""
     count = [0]
     kills = memory.Kills(lambda: count[0])
-    kills.look(10.0)
+    kills.look()
     count[0] = 2
     assert kills.rose(since=0)
     assert not kills.rose(since=2)
-    kills.look(10.5)
+    kills.look()
     assert kills.rose(since=0)
-    kills.look(11.0)
-    assert kills.rose(since=0)
-    kills.look(12.0)
+    kills.look()
     assert not kills.rose(since=0)
