@@ -11,7 +11,7 @@ import sys
 import time
 
 from hpk import jobdir
-from hpk.agent import claim, linux, namespaces, processes, quickjson, runs, sandbox, volumes
+from hpk.agent import claim, linux, namespaces, output, processes, quickjson, runs, sandbox, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def first_containers(plan: records.PodPlan) -> list[records.ContainerPlan]:
 
 def entry() -> None:
     """Run and leave at once: nothing of the interpreter's own clean-up matters, and it takes time."""
+    sys.stdout, sys.stderr = output.Output(1), output.Output(2)
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
