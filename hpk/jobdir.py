@@ -183,7 +183,8 @@ def read_json(path: str) -> Any:
 
     try:
         with open(path, "rb") as file:
-            value = json.loads(file.read())
+            # As they are written: values of the environment are bytes.
+            value = json.loads(file.read().decode("utf-8", "surrogateescape"))
     except (FileNotFoundError, ValueError):
         return None
     return value if isinstance(value, dict) else None

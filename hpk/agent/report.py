@@ -17,6 +17,8 @@ SAME_CLOCK_SECONDS = 1.0
 """What two measurements of the same two clocks may differ by: times that were told should not change."""
 MOST_EVENTS = 200
 """The report carries the newest ones only: a crash loop must not make it grow."""
+LONGEST_MESSAGE = 1024
+"""Of an event: no more is posted (`hpk.pods.events`), and the report is written anew with each."""
 
 
 class Uplink(Protocol):
@@ -69,7 +71,7 @@ class Reporter:
                 "number": number,
                 "type": kind,
                 "reason": reason,
-                "message": message,
+                "message": message[:LONGEST_MESSAGE],
                 "container": container,
                 "at": time.time(),
             }
@@ -142,12 +144,8 @@ def unrecorded(report: records.Report, *, apps: Iterable[str]) -> int:
 
 
 def _as_json(report: records.Report) -> bytes:
-    """The report's text; a character that no file can hold must not keep back all the rest."""
-    text = json.dumps(report, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace")
+    """The report's text; what is no text in it (a path with a secret's bytes) must not keep back all the rest."""
+    return json.dumps(report, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def first_report(plan: records.PodPlan, *, job_id: str, node: str, host_ip: str, pod_ip: str) -> records.Report:

@@ -236,7 +236,8 @@ class LinkServer:
                 if message.WhichOneof("kind") != "report":
                     continue
                 sequence = message.report.sequence
-                await self._on_report(uid, json.loads(message.report.json))
+                # Older agents: a message may hold a secret's bytes.
+                await self._on_report(uid, json.loads(message.report.json.decode("utf-8", "replace")))
                 if not stream.put(link_pb2.KubeletMessage(received=link_pb2.Received(sequence=sequence))):
                     return
         except grpc.RpcError:

@@ -31,6 +31,13 @@ def test_a_record_that_cannot_be_read_is_missing(tmp_path: Path, torn: bytes) ->
         jobdir.read_json(str(path))
 
 
+def test_bytes_that_are_no_text_come_back(tmp_path: Path) -> None:
+    """A plan holds the values of a Secret; whatever they are, it is no torn record."""
+    value = {"env": [["K", b"\xff\0".decode("utf-8", "surrogateescape")], ["U", "\u65e5"]]}
+    jobdir.write_json(str(tmp_path / "spec.json"), value)
+    assert jobdir.read_json(str(tmp_path / "spec.json")) == value
+
+
 @pytest.mark.parametrize(("is_durable", "steps"), [(True, ["file", "rename", "directory"]), (False, ["rename"])])
 def test_what_must_survive_a_power_cut_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path,

@@ -6,12 +6,12 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from hpk.agent import report
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 PLAN: Any = {"uid": "u", "containers": [{"name": "c", "kind": "app"}]}
 
@@ -49,10 +49,19 @@ async def test_a_pod_that_has_all_threads_does_not_silence_the_agent(
     writing.cancel()
 
 
-async def test_a_character_that_no_file_can_hold_keeps_nothing_back(tmp_path: Path) -> None:
-    """It is replaced; the rest of the report is as it was."""
+@pytest.mark.parametrize("odd", [0xD800, 0xDCFF])
+async def test_a_character_that_no_file_can_hold_keeps_nothing_back(tmp_path: Path, odd: int) -> None:
+    """It is replaced, a byte of no text too, so that whoever reads the report can; the rest is as it was."""
     reporter = made(tmp_path / "report.json")
     writing = asyncio.create_task(reporter.run())
-    reporter.event("Warning", "Failed", "exec: \ud800: not found", container="c")
+    reporter.event("Warning", "Failed", f"exec: {chr(odd)}: not found", container="c")
     assert (await written(tmp_path / "report.json", reporter))["events"][0]["message"] == "exec: ?: not found"
     writing.cancel()
+
+
+async def test_the_report_does_not_grow_with_what_a_probe_says(tmp_path: Path) -> None:
+    """It is written anew for each event; of a message no more is kept than can be posted."""
+    reporter = made(tmp_path / "report.json")
+    for _ in range(2 * report.MOST_EVENTS):
+        reporter.event("Warning", "Unhealthy", "x" * 10_240, container="c")
+    assert len(report._as_json(reporter.report)) < 300_000

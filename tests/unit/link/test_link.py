@@ -61,6 +61,13 @@ async def test_the_kubelet_can_end_a_pod(kubelet: link.Kubelet) -> None:
     assert wish == client.Terminate(grace_seconds=5.5, reason="Deleted", message="bye")
 
 
+async def test_a_report_with_bytes_that_are_no_text_is_heard(kubelet: link.Kubelet) -> None:
+    """As an older agent may send it: else it would dial, be dropped, and dial again for ever."""
+    agent = kubelet.dial("pod-1")
+    agent.publish(1, b'{"sequence": 1, "why": "caf\xe9"}')
+    await kubelet.until(("pod-1", {"sequence": 1, "why": "caf\ufffd"}))
+
+
 async def test_an_agent_follows_the_kubelet_to_another_port(kubelet: link.Kubelet) -> None:
     """When the kubelet has moved, the agent reads the endpoint again and brings its newest report."""
     agent = kubelet.dial("pod-1")
