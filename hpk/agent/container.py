@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hpk.agent import pod
 
 _KILLED = 137
+_SIGNAL = re.compile(r"(?:SIG)?([A-Z]+[12]?|[0-9]{1,2})([+-][0-9]{1,2})?")
 LEAST_SECONDS = 2.0
 """Between SIGTERM and SIGKILL, however much of the grace a preStop hook used (the kubelet's minimum)."""
 CONFIGURATION_SECONDS = 10.0
@@ -492,10 +494,14 @@ def _runtime_message(run: runs.Run, *, default: str = "crun could not start the 
 
 
 def signal_number(name: str) -> int:
-    """The number of a stop signal: ``SIGTERM``, ``TERM``, ``15``; SIGTERM for anything else."""
-    if name.isdecimal():
-        return int(name)
-    full = name if name.startswith("SIG") else f"SIG{name}"
-    if full.startswith("SIGRTMIN+"):
-        return int(signal.SIGRTMIN) + int(full.removeprefix("SIGRTMIN+"))
-    return int(getattr(signal, full, signal.SIGTERM))
+    """The number of a stop signal: ``SIGTERM``, ``TERM``, ``15``, ``SIGRTMIN+3``; SIGTERM for anything else.
+
+    An image may say anything.
+    """
+    found = _SIGNAL.fullmatch(name.strip().upper())
+    if not found:
+        return signal.SIGTERM
+    word, offset = found[1], int(found[2] or 0)
+    base = int(word) if word.isdecimal() else int(getattr(signal, f"SIG{word}", 0))
+    is_known = bool(base) and (not offset or word in ("RTMIN", "RTMAX"))
+    return base + offset if is_known and base + offset in signal.valid_signals() else signal.SIGTERM

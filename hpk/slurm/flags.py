@@ -93,7 +93,9 @@ MOST_SIGNAL_SECONDS = 0xFFFF
 _SIGNAL = re.compile(
     r"(?:(?P<letters>B|R|BR|RB):)?(?:SIG)?(?P<signal>[A-Z]+\d?|\d+)(?:@(?P<seconds>\d+))?", re.IGNORECASE
 )
-_UNUSABLE = frozenset({signal.SIGKILL, signal.SIGSTOP, 32, 33, jobdir.WARNING_SIGNAL, jobdir.END_SIGNAL})
+_UNUSABLE = frozenset(
+    {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, 32, 33, jobdir.WARNING_SIGNAL, jobdir.END_SIGNAL}
+)
 """Those that cannot be caught, the C library's, and ours."""
 
 

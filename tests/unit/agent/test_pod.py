@@ -499,6 +499,22 @@ async def test_slurm_s_kill_wait_bounds_the_grace(bench: Bench) -> None:
     assert bench.exit_code("c") == 137
 
 
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("SIGTERM", 15),
+        ("quit", 3),
+        ("9", 9),
+        ("SIGRTMIN+3", 37),
+        ("RTMAX-2", 62),
+        *((odd, 15) for odd in ("", "0", "999", "32", "SIGRTMIN+40", "SIGRTMIN+x", "SIG_BLOCK", "TERM+1", "SIGNAL")),
+    ],
+)
+def test_a_stop_signal_is_one_that_can_be_sent(name: str, number: int) -> None:
+    """Whatever the image says: to send another would raise, and end the agent in place of the container."""
+    assert container.signal_number(name) == number
+
+
 async def test_the_stop_signal_is_the_container_s_own(bench: Bench) -> None:
     """An image's STOPSIGNAL takes the place of SIGTERM."""
     script = "trap 'exit 9' INT; trap 'exit 1' TERM; echo up; while :; do sleep 0.02; done"

@@ -57,6 +57,7 @@ def test_read(text: str, options: dict[str, str | None]) -> None:
         ("--time=1h", "'1h' is not a time limit"),
         ("--comment='a\nb'", "line break"),
         ("--signal=KILL", "KILL is not a signal that a program can receive"),
+        ("--signal=CHLD@60", "CHLD is not a signal that a program can receive"),
         ("--signal=50@10", "50 is not a signal that a program can receive"),
         ("--signal=USR1@1h", "'USR1@1h' is not a signal"),
         ("--signal=USR1@70000", "more than Slurm's 65535 s"),
