@@ -22,14 +22,23 @@ class MemoryCgroup:
     def working_set_bytes(self) -> int | None:
         """What is charged, without the page cache that the kernel would reclaim first; None if it cannot be read.
 
-        The kubelet's working set (cadvisor, ``container/libcontainer/handler.go``).
+        The kubelet's working set (cadvisor, ``container/libcontainer/handler.go``), and what of it is swapped out.
         """
         usage, cache = ("usage_in_bytes", "total_inactive_file") if self.is_v1 else ("current", "inactive_file")
         try:
             charged = int(_read(f"{self.directory}/memory.{usage}"))
-            return max(0, charged - _values(f"{self.directory}/memory.stat").get(cache, 0))
+            values = _values(f"{self.directory}/memory.stat")
+            return max(0, charged - values.get(cache, 0)) + self._swapped_bytes(values)
         except (OSError, ValueError):
             return None
+
+    def _swapped_bytes(self, values: dict[str, int]) -> int:
+        if self.is_v1:
+            return values.get("total_swap", 0)
+        try:
+            return int(_read(f"{self.directory}/memory.swap.current"))
+        except FileNotFoundError:
+            return 0  # a kernel without swap
 
     def kills(self) -> int:
         """How many processes in it the kernel has killed for want of memory; 0 where it does not say."""

@@ -106,6 +106,18 @@ def test_the_job_s_memory_is_its_working_set(tmp_path: Path, files: dict[str, st
     assert found.kills() == 2
 
 
+def test_what_is_swapped_out_is_held_all_the_same(tmp_path: Path) -> None:
+    """A pod that the node swaps out is not below its limit for that."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    stat = next(name for name in V1 if name.endswith("memory.stat"))
+    files = v2(SLURM_V2, SLURM_V2) | {f"sys/fs/cgroup/{SLURM_V2}/memory.swap.current": f"{30 << 20}\n"}
+    found = [
+        cgroup.own(root=tree(old, V1 | {stat: f"{V1_STAT}total_swap {30 << 20}\n"})),
+        cgroup.own(root=tree(new, files)),
+    ]
+    assert [one and one.working_set_bytes() for one in found] == [150 << 20, 150 << 20]
+
+
 def test_a_hierarchy_that_is_mounted_from_within_is_found(tmp_path: Path) -> None:
     """A container runtime may show the job's own directory as the root."""
     mounts = V2_MOUNTS.replace("0:25 / /sys", "0:25 /system.slice/slurmstepd.scope/job_42 /sys")
