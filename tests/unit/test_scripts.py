@@ -204,6 +204,13 @@ def test_a_control_plane_that_never_lived_is_given_up(tmp_path: Path) -> None:
     assert (ended["job_id"], ended["reason"]) == ("7", "it was killed by SIGSEGV")
 
 
+def test_an_exit_code_above_128_is_not_always_a_signal(tmp_path: Path) -> None:
+    """Apptainer ends with 255 where it cannot make the container."""
+    job = Job(tmp_path, *["exit 255"] * 9)
+    assert job.run().returncode == 255
+    assert json.loads((job.state / "state/ended.json").read_text())["reason"] == "it ended with exit code 255"
+
+
 def test_its_own_last_word_is_kept(tmp_path: Path) -> None:
     """The control plane knows better than an exit code why it ended; the next start forgets it."""
     word = f"echo said >{tmp_path}/state/state/ended.json"
