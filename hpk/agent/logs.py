@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LONGEST_LINE = 16 * 1024
 """Bytes; a longer line is written in parts, as containerd does."""
 _CHUNK = 64 * 1024
+_NEWLINE = 10
 _MOST_WAITING = 4 << 20
 _MOST_TAPPED = 256 << 10
 PATIENCE_SECONDS = 10.0
@@ -92,6 +93,17 @@ class Writer:
         """Have data written; ``file.written`` is told in the event loop."""
         self._queue.put((file, data))
 
+    def end(self, file: LogFile) -> None:
+        """Have a file closed when all that was put is written: to close writes, where the home is on NFS."""
+
+        def close() -> None:
+            try:
+                file.close()
+            except OSError as error:
+                self._loop.call_soon_threadsafe(file.written, 0, error)
+
+        self._queue.put(close)
+
     async def flushed(self, *, timeout_seconds: float) -> bool:
         """Whether all that was put before is out within this time."""
         done: asyncio.Future[None] = self._loop.create_future()
@@ -142,6 +154,7 @@ class LogFile:
         self._part = 0
         self._size = 0
         self._descriptor = -1
+        self._is_torn = False
         self._lost = 0
         self._lock = threading.Lock()  # of _lost: the loop adds to it, the thread takes it
         self._on_trouble = on_trouble
@@ -173,6 +186,7 @@ class LogFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(jobdir.log_part(self._path, self._part), flags, 0o600)
         self._size = os.fstat(self._descriptor).st_size
+        self._is_torn = False
 
     def _write(self, data: bytes) -> None:
         """Append lines; in the next part, where this one would grow too large."""
@@ -184,6 +198,7 @@ class LogFile:
         while view:
             count = os.write(self._descriptor, view)
             self._size += count
+            self._is_torn = view[count - 1] != _NEWLINE
             view = view[count:]
 
     def _confess(self) -> None:
@@ -191,7 +206,7 @@ class LogFile:
             lost = self._lost
         if lost:
             text = b" stderr F [hpk: %d bytes of log were lost here]\n" % lost
-            self._write(timestamp(time.time_ns()) + text)
+            self._write((b"\n" if self._is_torn else b"") + timestamp(time.time_ns()) + text)
             self.add_lost(-lost)
 
     def add_lost(self, count: int) -> None:
@@ -221,10 +236,14 @@ class LogFile:
             self._on_trouble(why)
 
     def close(self) -> None:
-        """Close the file; nothing may be put any more."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Close the file, in the thread.
+
+        Raises:
+            OSError: What was written could not be kept.
+        """
+        descriptor, self._descriptor = self._descriptor, -1  # it is gone, whatever close(2) says
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _remove_old(path: str, *, oldest_part: int) -> None:
@@ -346,8 +365,8 @@ class Capture:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._end_taps()
-        if await self._writer.flushed(timeout_seconds=timeout_seconds):
-            self._file.close()
+        self._writer.end(self._file)
+        await self._writer.flushed(timeout_seconds=timeout_seconds)
 
     def _end_taps(self) -> None:
         for tap in self._taps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -176,6 +177,53 @@ def lines_of(path: Path, parts: list[int]) -> list[bytes]:
     """The texts of a log's parts, in order."""
     data = b"".join(Path(jobdir.log_part(str(path), part)).read_bytes() for part in parts)
     return [line.split(b" ", 3)[3] for line in data.splitlines()]
+
+
+def test_a_line_that_was_cut_ends_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what says that something is missing would be the rest of a line, or of no entry at all."""
+    file = logs.LogFile(str(tmp_path / "0.log"), on_trouble=print)
+    write = os.write
+
+    def full(descriptor: int, data: memoryview) -> int:
+        monkeypatch.setattr(os, "write", no_room)
+        return write(descriptor, data[:12])
+
+    def no_room(_descriptor: int, _data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    assert file.write(b"2016-10-06T00:17:09.669794202Z stdout F one\n")
+    monkeypatch.setattr(os, "write", write)
+    assert file.write(b"2016-10-06T00:17:10.669794202Z stdout F two\n") is None
+    cut, lost, two = (tmp_path / "0.log").read_bytes().splitlines()
+    assert (cut, two[-3:]) == (b"2016-10-06T0", b"two")
+    assert lost.endswith(b"Z stderr F [hpk: 44 bytes of log were lost here]")
+
+
+async def test_a_disk_that_refuses_when_a_log_is_closed_does_not_fail_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS says so then; it is told as any loss, and the descriptor, which is gone, is not used again."""
+    troubles, writer = Recorder(), logs.Writer(asyncio.get_running_loop())
+    ours, theirs = os.pipe()
+    file = logs.LogFile(str(tmp_path / "0.log"), on_trouble=troubles.told.append)
+    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    os.write(theirs, b"one\n")
+    os.close(theirs)
+    assert await writer.flushed(timeout_seconds=2)
+    log, close = file._descriptor, os.close
+
+    def refusing(descriptor: int) -> None:
+        close(descriptor)
+        if descriptor == log:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "close", refusing)
+    await capture.finish(timeout_seconds=2)
+    monkeypatch.undo()
+    assert troubles.told == [f"Cannot write {tmp_path}/0.log: Disk quota exceeded; output is lost until it works again"]
+    assert file._descriptor == -1
+    writer.close()
 
 
 def test_a_full_log_goes_on_in_the_next_part_and_the_oldest_goes(tmp_path: Path) -> None:
