@@ -138,7 +138,7 @@ class LinkClient:
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                endpoint = jobdir.read_json(self._endpoint_file)
+                endpoint = await self._endpoint()
                 if endpoint and await self._attach(f"{endpoint['host']}:{endpoint['port']}"):
                     pause = FIRST_PAUSE_SECONDS
             except (OSError, ValueError, KeyError, grpc.RpcError):
@@ -147,6 +147,14 @@ class LinkClient:
                 print(f"Cannot talk to the kubelet, will try again:\n{traceback.format_exc()}", flush=True)  # noqa: T201 - the job's output is the log
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads agents, protects nothing
             pause = min(pause * 2, MOST_PAUSE_SECONDS)
+
+    async def _endpoint(self) -> dict[str, Any] | None:
+        """Where the kubelet says that it is; in a thread, for a home that hangs must hang nothing but the link."""
+        try:
+            found: dict[str, Any] | None = await asyncio.to_thread(jobdir.read_json, self._endpoint_file)
+        except RuntimeError:  # no thread can be had, as the pod has them all
+            found = jobdir.read_json(self._endpoint_file)
+        return found
 
     async def _attach(self, target: str) -> bool:
         """Talk until the stream breaks; whether the kubelet had welcomed us."""

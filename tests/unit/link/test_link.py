@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpk import errors
+from hpk import errors, jobdir
 from hpk.link import client
 from tests.fakes import link
 
@@ -89,6 +90,23 @@ async def test_an_agent_dials_although_there_is_no_kubelet_yet(tmp_path: Path) -
     await late.listen()
     await late.until(("pod-1", {"sequence": 1}))
     await late.close()
+
+
+async def test_a_home_that_hangs_holds_up_the_link_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever dials looks for the kubelet's address there; probes and signals go on."""
+    asked, answers = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hanging(_path: str) -> None:
+        loop.call_soon_threadsafe(asked.set)
+        assert answers.wait(link.TIMEOUT)
+
+    monkeypatch.setattr(jobdir, "read_json", hanging)
+    agent = link.Kubelet(tmp_path).dial("pod-1")
+    async with asyncio.timeout(link.TIMEOUT / 2):
+        await asked.wait()
+    answers.set()
+    await agent.close()
 
 
 async def test_a_pod_cannot_speak_for_another(kubelet: link.Kubelet) -> None:
