@@ -10,7 +10,15 @@ import os
 
 
 class Taken(Exception):
-    """Another job has the pod; the text says which."""
+    """There is a claim; the text says whose.
+
+    Attributes:
+        job_id: Of the job that made it; empty if it could not say.
+    """
+
+    def __init__(self, message: str, *, job_id: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
 
 
 def take(path: str, job_id: str) -> None:
@@ -24,7 +32,8 @@ def take(path: str, job_id: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         with open(path, encoding="ascii", errors="replace") as file:
-            other = file.read() or "another"
-        raise Taken(f"Job {other} has run this pod, which runs only once: nothing to do for job {job_id}") from None
+            other = file.read()
+        text = f"Job {other or 'another'} has run this pod, which runs only once: nothing to do for job {job_id}"
+        raise Taken(text, job_id=other) from None
     os.write(descriptor, job_id.encode())
     os.close(descriptor)

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.agent import report
+from hpk.agent import claim, report
 
 if TYPE_CHECKING:
     from hpk import records
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def refuse(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -> int:
-    """Report that the pod is over: what ran in the first life of the job is lost."""
+    """Report that the pod is over: what ran in the first life of the job is lost; unless another job has the pod."""
+    try:
+        claim.take(places.pod.claim, facts.job_id)  # that no other job runs the pod after it was given up
+    except claim.Taken as taken:
+        if taken.job_id not in ("", facts.job_id):
+            print(taken, flush=True)  # noqa: T201 - the job's output is the log
+            return 0
     now = time.time()
     old: records.Report | None = jobdir.read_json(places.pod.report)
     if old and old["finished_at"] is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import main, refuse, runs, sandbox
+from hpk.agent import claim, main, refuse, runs, sandbox
 
 ROOT = Path(__file__).parents[3]
 EXPENSIVE = {
@@ -109,6 +109,7 @@ def test_a_restarted_job_does_not_run_its_pod_again(tmp_path: Path) -> None:
     """What ran is lost, and the report says so; what never ran is left as it was."""
     running = {"state": "running", "started_at": 5.0, "container_id": "x", "ready": True, "started": True}
     old = {"sequence": 9, "finished_at": None, "ended": None, "containers": {"a": running, "b": {"state": "waiting"}}}
+    claim.take(str(tmp_path / "claim"), "7")
     report = refused(tmp_path, old)
     assert report["sequence"] == 10
     assert report["finished_at"]
@@ -123,6 +124,14 @@ def test_a_finished_report_stays_as_it_is(tmp_path: Path) -> None:
     assert refused(tmp_path, old) == old
 
 
+def test_a_restarted_job_says_nothing_of_a_pod_that_another_runs(tmp_path: Path) -> None:
+    """Of two jobs of a pod the one without the claim may be the one that is restarted."""
+    claim.take(str(tmp_path / "claim"), "8")
+    old: dict[str, Any] = {"sequence": 9, "finished_at": None, "containers": {}}
+    assert refused(tmp_path, old) == old
+
+
 def test_a_job_that_never_reported_is_refused_too(tmp_path: Path) -> None:
     """The first life may have ended before its first report."""
     assert refused(tmp_path, None)["ended"]["reason"] == "SetupFailed"
+    assert (tmp_path / "claim").read_text() == "7"
