@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib.machinery
 import importlib.util
 import json
@@ -122,6 +123,16 @@ def test_what_is_needed_lies_over_what_is_shown(launcher: ModuleType) -> None:
     """The home may be another mount than what /home shows; it is bound once, and last."""
     options = launcher.binds(["/home/a", "/home/a/.hpk", "/data"], ["/data", "/home"])
     assert options[1::2] == ["/data", "/home", "/home/a", "/data"]
+
+
+def test_a_directory_may_have_any_name(launcher: ModuleType) -> None:
+    """Runs are often kept in directories that are named for a time; --bind would take its end for a target."""
+    options = launcher.binds(["/scratch/2026-11-29T10:00:00", '/data/a,"b"'])
+    assert options[::2] == ["--mount", "--mount"]
+    assert [next(csv.reader([value])) for value in options[1::2]] == [
+        ["type=bind", f"source={path}", f"destination={path}"]
+        for path in ("/scratch/2026-11-29T10:00:00", '/data/a,"b"')
+    ]
 
 
 class Job:
