@@ -86,7 +86,7 @@ def remove(document: bytes, *, out_of: Path | None = None) -> bool:
         entries = [entry for section in _SECTIONS for entry in config.get(section) or []]
         if not any(entry.get("name") == NAME for entry in entries):
             return False
-        if _authority(config) not in {None, _authority(yaml.safe_load(document) or {})}:
+        if _authority(config) not in {None, _authority(_parsed(document))}:
             return False
         if config.get("current-context") == NAME:
             previous = _previous(config)
@@ -122,6 +122,15 @@ def current(file: Path | None = None) -> tuple[str, str]:
     config = _read(file or path())
     urls = [(e.get("cluster") or {}).get("server") for e in config.get("clusters") or [] if e.get("name") == NAME]
     return str(config.get("current-context") or ""), str(urls[0] if urls else "")
+
+
+def _parsed(document: bytes) -> dict[str, Any]:
+    """What is in a kubeconfig of ours; nothing if it is torn, as a power cut may leave it."""
+    with contextlib.suppress(yaml.YAMLError):
+        found = yaml.safe_load(document)
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _authority(config: dict[str, Any]) -> str | None:

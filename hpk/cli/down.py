@@ -88,12 +88,19 @@ async def _until(slurm: client.Slurm, is_so: Callable[[dict[str, model.Job]], bo
 
 
 def _forget(settings: config.Settings) -> None:
-    """Take the way in away, for nobody answers there any more; another state directory's stays."""
+    """Take the way in away, for nobody answers there any more; another state directory's stays.
+
+    Ours goes last: as long as it is there, another 'hpk down' does what this one could not.
+
+    Raises:
+        errors.Conflict: Somebody holds the lock of the user's kubeconfig for long.
+        errors.Fatal: One of the two files cannot be changed.
+    """
     ours = Path(settings.directory.kubeconfig)
     try:
         document = ours.read_bytes()
     except FileNotFoundError:
         return  # it has been taken away, or there was none yet
-    ours.unlink(missing_ok=True)
     if kubeconfig.remove(document):
         print(f"Took the context '{kubeconfig.NAME}' out of {kubeconfig.path()}")
+    ours.unlink(missing_ok=True)

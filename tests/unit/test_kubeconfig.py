@@ -81,6 +81,14 @@ def test_another_clusters_context_stays(tmp_path: Path) -> None:
     assert path.read_text() == before
 
 
+@pytest.mark.parametrize("torn", [b"", b"clusters: [", b"words"])
+def test_a_torn_document_takes_nothing_out(tmp_path: Path, torn: bytes) -> None:
+    """As a power cut may leave it: whose the context is cannot be told."""
+    path = tmp_path / "config"
+    kubeconfig.merge(document(), into=path)
+    assert not kubeconfig.remove(torn, out_of=path)
+
+
 def test_the_users_own_choice_stays(tmp_path: Path) -> None:
     """Somebody who has turned to another context meanwhile stays there."""
     path = tmp_path / "config"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
-from hpk import config, errors, jobdir
+from hpk import config, errors, jobdir, kubeconfig
 from hpk.cli import cluster, down, host, main, status, up
 from hpk.controlplane import ending, ownership, version
 from hpk.slurm import client
@@ -184,6 +185,30 @@ async def test_down_ends_the_control_plane_first(stage: Stage, capsys: pytest.Ca
     ]
     assert "Cancelled 1 pods' jobs" in capsys.readouterr().out
     assert not (stage.settings.state / "kubeconfig").exists()
+
+
+async def test_down_that_could_not_change_the_kubeconfig_can_be_repeated(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The context goes before the file by which it is known as ours: a lock that stood there has gone by then."""
+    monkeypatch.setattr(kubeconfig, "LOCK_SECONDS", 0.0)
+    stage.talk(("squeue", ""), ("squeue", ""))
+    document = yaml.safe_dump({
+        "clusters": [{"name": "hpk", "cluster": {"server": "https://c1:1", "certificate-authority-data": "Y2E="}}],
+        "users": [{"name": "hpk", "user": {}}],
+        "contexts": [{"name": "hpk", "context": {"cluster": "hpk", "user": "hpk"}}],
+    }).encode()  # fmt: skip
+    jobdir.write_bytes(stage.settings.directory.kubeconfig, document)
+    kubeconfig.merge(document)
+    lock = Path(f"{kubeconfig.path()}.lock")
+    lock.touch()
+    with pytest.raises(errors.Conflict):
+        await down.run(stage.settings, is_keeping_pods=False)
+    lock.unlink()
+    assert await down.run(stage.settings, is_keeping_pods=False) == 0
+    assert kubeconfig.current() == ("", "")
+    assert "Took the context 'hpk' out of" in capsys.readouterr().out
+    assert not Path(stage.settings.directory.kubeconfig).exists()
 
 
 async def test_down_can_leave_the_pods(stage: Stage) -> None:
