@@ -106,11 +106,19 @@ def _is_part(name: str, start: str) -> bool:
 def make_directory(path: str) -> None:
     """Make the directory and its parents, each 0700; fine if it exists."""
     try:
-        os.mkdir(path, 0o700)
+        _make_one(path)
     except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if parent in ("", path):
+            raise
         # Not os.makedirs: it gives its mode to the last directory only.
-        make_directory(os.path.dirname(path))
-        make_directory(path)
+        make_directory(parent)
+        _make_one(path)  # where nothing can be made, as in /proc or below an automounter, it is still "not found"
+
+
+def _make_one(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
     except FileExistsError:
         if not os.path.isdir(path):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ def main() -> int:
 
     try:
         code: Any = app(standalone_mode=False)
+        sys.stdout.flush()  # at the interpreter's end a refusal would be a riddle
     except errors.Retryable as error:
         _say(str(error))
         return RETRYABLE
@@ -45,6 +47,8 @@ def main() -> int:
         return _say_all(error)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except OSError as error:
+        return _say_of_files(error)
     except Exception as error:
         # Typer's usage errors know how to show themselves.
         if callable(show := getattr(error, "show", None)):
@@ -56,6 +60,29 @@ def main() -> int:
 
 def _say(text: str) -> None:
     print(f"hpk: {text}", file=sys.stderr)
+
+
+def _say_of_files(error: OSError) -> int:
+    """Print what a file system refused, such as a home that is full; raise what is no file system's."""
+    from hpk.controlplane import placement  # noqa: PLC0415
+
+    if isinstance(error, BrokenPipeError):  # whoever read our output has gone; the same code as Typer's own
+        _give_up_output()
+        return 1
+    advice = placement.advice(error)
+    if not advice and error.filename is None:
+        raise error
+    if error.filename is None:
+        _give_up_output()  # it may be what was refused
+    where = f"{error.filename}: " if error.filename is not None else ""
+    _say(f"Cannot go on: {where}{error.strerror}{advice}")
+    return RETRYABLE if advice else 1
+
+
+def _give_up_output() -> None:
+    """Have nothing more said on standard output, not even what waits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say_all(error: BaseException) -> int:

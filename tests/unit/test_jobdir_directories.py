@@ -24,3 +24,15 @@ def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(FileExistsError):
         jobdir.make_directory(str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("path", ["/proc/nosuch/a", "gone/a"])
+def test_where_no_directory_can_be_made_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """In /proc, below an automounter, in a directory that was removed: the kernel says "not found" each time."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    with pytest.raises(FileNotFoundError):
+        jobdir.make_directory(path)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +15,7 @@ import yaml
 
 from hpk import config, errors, jobdir, kubeconfig
 from hpk.cli import cluster, down, host, main, status, up
-from hpk.controlplane import ending, ownership, version
+from hpk.controlplane import ending, ownership, placement, version
 from hpk.slurm import client
 from tests.fakes import slurm as fake
 
@@ -200,15 +203,15 @@ async def test_down_that_could_not_change_the_kubeconfig_can_be_repeated(
     }).encode()  # fmt: skip
     jobdir.write_bytes(stage.settings.directory.kubeconfig, document)
     kubeconfig.merge(document)
-    lock = Path(f"{kubeconfig.path()}.lock")
-    lock.touch()
+    lock = f"{kubeconfig.path()}.lock"
+    jobdir.write_bytes(lock, b"")
     with pytest.raises(errors.Conflict):
         await down.run(stage.settings, is_keeping_pods=False)
-    lock.unlink()
+    os.unlink(lock)  # noqa: PTH108 - in a loop that has nothing else to do
     assert await down.run(stage.settings, is_keeping_pods=False) == 0
     assert kubeconfig.current() == ("", "")
     assert "Took the context 'hpk' out of" in capsys.readouterr().out
-    assert not Path(stage.settings.directory.kubeconfig).exists()
+    assert not (stage.settings.state / "kubeconfig").exists()
 
 
 async def test_down_can_leave_the_pods(stage: Stage) -> None:
@@ -331,6 +334,42 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "app", fail)
     with pytest.raises(ExceptionGroup):
         main.main()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/home/a/.hpk/run/x"), 75, "/home/a/.hpk/run/x: Disk quota"),
+        (OSError(errno.EROFS, "Read-only file system", "/home/a/.hpk"), 1, "/home/a/.hpk: Read-only"),
+    ],
+)
+def test_what_a_file_system_refuses_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, code: int, words: str
+) -> None:
+    """By every command, and without a traceback; what is no file's shows one."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", fail)
+    assert main.main() == code
+    told = capsys.readouterr().err
+    assert told.startswith(f"hpk: Cannot go on: {words}")
+    assert ("free some space" in told) == (code == main.RETRYABLE)
+    error = ConnectionResetError(errno.ECONNRESET, "reset")
+    with pytest.raises(ConnectionResetError):
+        main.main()
+
+
+def test_output_that_is_full_is_told(tmp_path: Path) -> None:
+    """Once, and not again by the interpreter at its end."""
+    code = "import sys; sys.argv = ['hpk', 'version']; from hpk.cli import main; sys.exit(main.main())"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == main.RETRYABLE
+    assert done.stderr.decode().splitlines() == [
+        "hpk: Cannot go on: No space left on device" + placement.advice(OSError(errno.ENOSPC, ""))
+    ]
 
 
 @pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (["version"], 0), (["nosuch"], 2), (["down", "-x"], 2)])
