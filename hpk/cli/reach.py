@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import socket
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from hpk import errors, jobdir, kubeconfig
+from hpk.controlplane import placement
 from hpk.slurm import dial, relay, tunnel
 
 if TYPE_CHECKING:
@@ -85,7 +87,12 @@ async def through(settings: config.Settings, slurm: client.Slurm, *, port: int =
     options = [f"--state={settings.state.absolute()}", f"--port={port}"]
     options += [] if settings.connect == "auto" else [f"--ways={settings.connect}"]
     options += ["--hold"] if is_held else []
-    record = await slurm.tunnel(await asyncio.to_thread(_programs, settings), *options)
+    try:
+        programs = await asyncio.to_thread(_programs, settings)
+    except OSError as error:
+        why = f"{error.strerror}{placement.advice(error)}"
+        raise errors.ApiUnavailable(f"Cannot put the tunnel's programs into {settings.state}: {why}") from error
+    record = await slurm.tunnel(programs, *options)
     return Way(
         server=f"https://{relay.LOOPBACK}:{record['port']}",
         direct=url(settings),
@@ -110,13 +117,20 @@ def url(settings: config.Settings) -> str:
 
 
 def overlay(settings: config.Settings, way: Way) -> Path:
-    """A kubeconfig that leads kubectl this way if it stands before the user's own; this host's own file."""
+    """A kubeconfig that leads kubectl this way if it stands before the user's own; this host's own file.
+
+    On a home without room it is in /tmp: kubectl is what makes room in a cluster.
+    """
     cluster = {"name": kubeconfig.NAME, "cluster": _cluster(settings) | {"server": way.server}}
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "clusters": [cluster]}).encode()
     path = Path(settings.directory.endpoint_directory) / f"kubeconfig-{socket.gethostname()}"
-    jobdir.make_directory(str(path.parent))
-    # Anew each time: the launcher trusts one that is newer than the control plane.
-    jobdir.write_bytes(str(path), text, is_durable=False)
+    try:
+        jobdir.make_directory(str(path.parent))
+        # Anew each time: the launcher trusts one that is newer than the control plane.
+        jobdir.write_bytes(str(path), text, is_durable=False)
+    except OSError:
+        path = Path(tempfile.mkdtemp(prefix="hpk.")) / "kubeconfig"  # in hpk.sif, of this container alone
+        jobdir.write_bytes(str(path), text, is_durable=False)
     return path
 
 
@@ -162,13 +176,15 @@ def _programs(settings: config.Settings) -> str:
     name = "tunnel-" + hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     target = settings.state / "lib" / name
     if not target.exists():
-        temporary = target.with_name(f"{name}.{socket.gethostname()}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        jobdir.make_directory(str(temporary))
-        for source in sources:
-            shutil.copyfile(source, temporary / source.name)
+        jobdir.make_directory(str(target.parent))
+        # Of this command alone: another one may be doing the same.
+        temporary = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=target.parent))
         try:
+            for source in sources:
+                shutil.copyfile(source, temporary / source.name)
             temporary.rename(target)
-        except OSError:  # another hpk was quicker
-            shutil.rmtree(temporary)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not target.exists():
+                raise
     return name

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +143,56 @@ def test_an_overlay_leads_kubectl(stage: Stage) -> None:
     cluster = {"server": "https://127.0.0.1:4", "certificate-authority-data": "Y2E="}
     assert document == {"apiVersion": "v1", "kind": "Config", "clusters": [{"name": "hpk", "cluster": cluster}]}
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_home_without_room_keeps_nobody_from_kubectl(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kubeconfig that leads there is somewhere else then."""
+    stage.control_plane("https://c1:1")
+    monkeypatch.setattr(tempfile, "tempdir", str(stage.settings.state.parent))
+    real = jobdir.write_bytes
+
+    def full(path: str, data: bytes, **how: Any) -> None:
+        if path.startswith(stage.settings.directory.endpoint_directory):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(path, data, **how)
+
+    monkeypatch.setattr(jobdir, "write_bytes", full)
+    path = reach.overlay(stage.settings, reach.Way(server="https://127.0.0.1:4", direct="https://c1:1"))
+    assert "server: https://127.0.0.1:4" in path.read_text()
+
+
+async def test_a_home_without_room_for_the_tunnels_programs_is_told(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a fault of the way, so that `hpk status` still says what Slurm knows; nothing half is left."""
+    stage.control_plane("https://127.0.0.1:1")
+    real, copied = shutil.copyfile, list[str]()
+
+    def full(source: Path, target: Path) -> None:
+        copied.append(source.name)
+        if len(copied) == 2:  # the first one had room
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(errors.ApiUnavailable, match=r"tunnel's programs into .*: No space left on device; free some"):
+        await stage.find()
+    assert list((stage.settings.state / "lib").iterdir()) == []
+
+
+def test_two_commands_may_bring_the_tunnels_programs_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither takes away what the other has brought so far."""
+    real = shutil.copyfile
+
+    def copy(source: Path, target: Path) -> None:
+        monkeypatch.setattr(shutil, "copyfile", real)
+        real(source, target)
+        assert reach._programs(stage.settings) == target.parent.name.rpartition(".")[0]
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    programs = stage.settings.state / "lib" / reach._programs(stage.settings)
+    assert {file.name for file in programs.iterdir()} == {"dial.py", "relay.py", "tunnel.py"}
+    assert list(programs.parent.iterdir()) == [programs]
 
 
 @pytest.mark.parametrize(
