@@ -6,6 +6,7 @@ import ast
 import csv
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -133,6 +134,71 @@ def test_a_directory_may_have_any_name(launcher: ModuleType) -> None:
         ["type=bind", f"source={path}", f"destination={path}"]
         for path in ("/scratch/2026-11-29T10:00:00", '/data/a,"b"')
     ]
+
+
+class Command:
+    """The launcher, with an Apptainer that writes down how it was called."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.state = root, root / "state"
+        (root / "bin").mkdir()
+        self.state.mkdir()
+        (root / "hpk.sif").touch()
+        program = root / "bin/apptainer"
+        program.write_text(
+            "#!/bin/bash\n"
+            'case "$*" in *gateway.py*) echo "import sys; sys.stdin.read()"; exit ;; esac\n'
+            f'printf "%s\\n" "$@" >{root}/told\n'
+        )
+        program.chmod(0o755)
+
+    def run(self, *words: str, here: Path | str) -> list[str]:
+        """Run it there; the words that Apptainer got."""
+        environment = {
+            "PATH": f"{self.root}/bin:{os.environ['PATH']}",
+            "HOME": str(self.root),
+            "HPK_STATE": str(self.state),
+            "HPK_IMAGE": str(self.root / "hpk.sif"),
+        }
+        # The directory may have been removed.
+        command = ["bash", "-c", 'cd "$1" && { [ "$1" != gone ] || rmdir "$PWD"; } && shift && exec "$@"', "bash"]
+        command += [str(here), str(ROOT / "scripts/hpk"), *words]
+        subprocess.run(command, cwd=self.root, env=environment, capture_output=True, check=True)
+        return (self.root / "told").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("here", "place", "is_shown"),
+    [
+        ("/", "/", False),
+        ("/etc", "/etc", False),
+        ("/usr/bin", "/", False),
+        ("/var", "/var", True),
+        ("gone", "/", False),
+    ],
+)
+def test_the_working_directory_hides_nothing_of_the_image(
+    tmp_path: Path, here: str, place: str, *, is_shown: bool
+) -> None:
+    """A service's is / often; the host's /usr/bin has another Python."""
+    command = Command(tmp_path)
+    (tmp_path / "gone").mkdir()
+    words = command.run("kubectl", "apply", "-f", "hostname", "--from-file=x=passwd", here=here)
+    assert words[words.index("--pwd") + 1] == place
+    bound = [word for before, word in itertools.pairwise(words) if before == "--bind"]
+    assert (here in bound[-3:]) == is_shown
+    assert not {"/", "/etc", "/usr", "/usr/bin", "/etc/passwd"} & set(bound)
+    assert ("/etc/hostname" in bound) == (here == "/etc")
+
+
+def test_a_home_without_room_for_the_gateway_still_has_commands(tmp_path: Path) -> None:
+    """It is run from /tmp then, and nothing is left there."""
+    command = Command(tmp_path)
+    (command.state / "lib").touch()  # no room, as far as the launcher can see
+    words = command.run("status", here=tmp_path)
+    assert words[-1] == "status"
+    (local,) = (word for word in words if word.startswith("/tmp/hpk."))
+    assert not Path(local).exists()
 
 
 class Job:
