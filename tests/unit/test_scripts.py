@@ -296,6 +296,25 @@ def test_its_own_last_word_is_kept(tmp_path: Path) -> None:
     assert (job.state / "state/ended.json").read_text() == "said\n"
 
 
+def test_what_a_killed_control_plane_leaves_on_the_node_goes(tmp_path: Path) -> None:
+    """Before the next start: one that is killed again and again does not fill the disk with etcd's data."""
+    leave = f"for place in {tmp_path}/hpk-tmp.*; do mkdir $place/hpk-etcd.x || exit 78; done; kill -KILL $$"
+    look = f"! test -e {tmp_path}/hpk-tmp.*/hpk-etcd.x; exit $?"
+    assert Job(tmp_path, leave, leave, look).run().returncode == 0
+    assert list(tmp_path.glob("hpk-tmp.*")) == []
+
+
+def test_what_a_killed_job_has_left_on_the_node_goes(tmp_path: Path) -> None:
+    """With the next control plane there; what another process or another node may still use stays."""
+    node = os.uname().nodename
+    names = [f"{node}.{4 << 20}.aaaaaaaa", f"{node}.{os.getpid()}.bbbbbbbb", f"other.{4 << 20}.cccccccc"]
+    left, *kept = (tmp_path / f"hpk-tmp.{name}" for name in names)
+    for directory in (left, *kept):
+        (directory / "hpk-etcd.x").mkdir(parents=True)
+    assert Job(tmp_path, f"while test -e {left}; do :; done").run().returncode == 0
+    assert sorted(tmp_path.glob("hpk-tmp.*")) == sorted(kept)
+
+
 def test_a_signal_ends_it_also_while_it_pauses(tmp_path: Path) -> None:
     """scancel must not wait for the next start."""
     job = Job(tmp_path, "exit 75", "exit 75")
