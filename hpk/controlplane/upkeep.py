@@ -25,6 +25,8 @@ SMALL_BYTES = 64 << 20
 """A smaller file is not worth the moment in which etcd answers nobody."""
 FULL = 0.8
 """Of the quota: from here on the file is kept as small as possible, and what cannot shrink is told."""
+WORTHWHILE = 0.02
+"""Of the file, in one that is full: reading must not stop every half minute for less, while the user makes room."""
 TROUBLE = "etcd"
 
 logger = structlog.get_logger(__name__)
@@ -136,15 +138,18 @@ async def look_after(client: Etcd) -> str:
     what = step(size)
     if what == "nothing":
         return trouble(size)
-    logger.warning("etcd's database is made smaller", why=what, megabytes=size.total >> 20, used=size.used >> 20)
     if what == "relieve":
         await client.compact(revision)
-    await client.defragment()
-    if what == "relieve":
+        size, _ = await _look(client)
+    if what == "defragment" or size.total - size.used > size.total * WORTHWHILE:
+        logger.warning("etcd's database is made smaller", why=what, megabytes=size.total >> 20, used=size.used >> 20)
+        await client.defragment()
+        size, _ = await _look(client)
+        logger.info("etcd's database is smaller", megabytes=size.total >> 20, used=size.used >> 20)
+    if what == "relieve" and (size.total < size.quota or not size.quota):
         await client.disarm()
-    after, _ = await _look(client)
-    logger.info("etcd's database is smaller", megabytes=after.total >> 20, used=after.used >> 20)
-    return trouble(after)
+        size, _ = await _look(client)
+    return trouble(size)
 
 
 async def _look(client: Etcd) -> tuple[Size, int]:
