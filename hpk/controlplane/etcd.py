@@ -21,12 +21,18 @@ MOST_QUOTA_BYTES = 2 << 30
 LEAST_QUOTA_BYTES = 256 << 20
 
 
-def quota_bytes(free_bytes: int) -> int:
-    """Return how large the database may become on a disk with this much room.
+def quota_bytes(free_bytes: int, *, held_bytes: int = 0) -> int:
+    """Return how large the database may become.
 
-    A third of it: defragmenting and copying need as much again, and the log some more.
+    A third of the room: defragmenting and copying need as much again, and the log some more.  Never less than a cluster
+    that works needs: one that took changes before it was started again takes them afterwards.
+
+    Args:
+        free_bytes: On the disk.
+        held_bytes: Of the database that is there already.
     """
-    return max(LEAST_QUOTA_BYTES, min(MOST_QUOTA_BYTES, free_bytes // 3))
+    least = max(LEAST_QUOTA_BYTES, held_bytes + held_bytes // 4)
+    return min(MOST_QUOTA_BYTES, max(least, (free_bytes + held_bytes) // 3))
 
 
 def component_of(layout: Layout) -> component.Component:

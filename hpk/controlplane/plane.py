@@ -257,6 +257,16 @@ def _finish(kept: mirror.Mirror) -> None:
         )
 
 
+def _quota_bytes(settings: config.Settings, *, node_data: Path | None) -> int:
+    """How large etcd's database may become where it is, or will be."""
+    root = Path(settings.directory.control_plane)
+    try:
+        held = datadir.DataDirectory(root / "etcd").database.stat().st_size
+    except FileNotFoundError:
+        held = 0
+    return etcd.quota_bytes(shutil.disk_usage(node_data.parent if node_data else root).free, held_bytes=held)
+
+
 def _prepare(
     settings: config.Settings,
     ours: str,
@@ -277,9 +287,7 @@ def _prepare(
         kubelet_port=kubelet_port.port,
         binaries=binaries,
         etcd_node_data=node_data,
-        etcd_quota_bytes=etcd.quota_bytes(
-            shutil.disk_usage(node_data.parent if node_data else settings.directory.control_plane).free
-        ),
+        etcd_quota_bytes=_quota_bytes(settings, node_data=node_data),
     )
     where.make_directories()
     found = troubles.Troubles()

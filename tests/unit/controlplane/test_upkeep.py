@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpk import errors
 from hpk.controlplane import etcd, upkeep
 
 MB = 1 << 20
@@ -41,6 +42,7 @@ class Etcd:
     def __init__(self, *, kept: int) -> None:
         self.calls: list[str] = []
         self.kept = kept
+        self.is_slow = False
         self.total, self.used, self.alarm = 2048, 2040, True
 
     async def status(self) -> upkeep.Status:
@@ -61,6 +63,8 @@ class Etcd:
     async def defragment(self) -> None:
         self.calls.append("defragment")
         self.total = self.used
+        if self.is_slow:
+            raise errors.Retryable("etcd does not answer: DEADLINE_EXCEEDED")
 
     async def disarm(self) -> None:
         self.calls.append("disarm")
@@ -77,7 +81,38 @@ async def test_a_full_database_is_relieved(kept: int, words: str) -> None:
     assert bool(told) == bool(words)
 
 
-@pytest.mark.parametrize(("free", "quota"), [(100 << 30, 2 << 30), (3 << 30, 1 << 30), (1 << 20, 256 << 20)])
-def test_the_quota_fits_the_disk(free: int, quota: int) -> None:
-    """It leaves room for a copy, and is never so small that an ordinary cluster does not fit."""
-    assert etcd.quota_bytes(free) == quota
+async def test_a_database_that_cannot_shrink_is_left_readable() -> None:
+    """While the user deletes objects: to defragment it every half minute would answer nobody for as long."""
+    client = Etcd(kept=2040)
+    client.total = 2060
+    for _ in range(3):
+        assert "the cluster takes no changes: etcd's database holds 2040 MB" in await upkeep.look_after(client)
+    assert client.calls == ["compact 77"] * 3
+    client.kept = 1000
+    assert await upkeep.look_after(client) == ""
+    assert client.calls[3:] == ["compact 77", "defragment", "disarm"]
+
+
+async def test_a_defragmentation_that_outlasts_its_call_is_not_repeated() -> None:
+    """etcd goes on with it; what is left to do is done at the next look."""
+    client = Etcd(kept=1000)
+    client.is_slow = True
+    with pytest.raises(errors.Retryable):
+        await upkeep.look_after(client)
+    assert await upkeep.look_after(client) == ""
+    assert client.calls == ["compact 77", "defragment", "compact 77", "disarm"]
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "quota"),
+    [
+        (100 << 30, 0, 2 << 30),
+        (3 << 30, 0, 1 << 30),
+        (1 << 20, 0, 256 << 20),
+        (900 << 20, 600 << 20, 750 << 20),
+        (9 << 30, 3 << 30, 2 << 30),
+    ],
+)
+def test_the_quota_fits_the_disk(free: int, held: int, quota: int) -> None:
+    """It leaves room for a copy, and is never so small that an ordinary cluster, or the one there is, does not fit."""
+    assert etcd.quota_bytes(free, held_bytes=held) == quota
