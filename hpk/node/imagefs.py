@@ -71,9 +71,12 @@ class ImageFs:
             LOG.warning("Cannot list the images", error=str(error))
         else:
             self.images = tuple(node.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
-        why = await asyncio.to_thread(pressure.measure, [self._directory])
+        why = await asyncio.to_thread(pressure.measure, [self._directory], may_be_anothers=True)
         if why and self._knows_pods.is_set() and self._store.collector:
-            await asyncio.to_thread(self._store.collector.make_room, pressure.LEAST_BYTES)
+            try:
+                await asyncio.to_thread(self._store.collector.make_room, pressure.LEAST_BYTES)
+            except OSError as error:
+                LOG.warning("Cannot make room for images", error=str(error))
         why = why or await asyncio.to_thread(pressure.measure, self._others)
         if why != self.pressure:
             LOG.warning("Disk pressure" if why else "No disk pressure any more", why=why)

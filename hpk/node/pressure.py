@@ -18,22 +18,31 @@ if TYPE_CHECKING:
 
 LEAST_BYTES: Final = 256 << 20
 """Left for the user; where a file system tells of quotas (XFS, Lustre projects), it tells them here."""
+NOT_OURS: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 PROBE: Final = bytes(4096)
 
 
-def measure(directories: Iterable[Path]) -> str:
-    """Return why pods cannot be prepared now, in words that stay while it lasts; empty if they can be.  Blocks."""
-    return next((why for directory in directories if (why := _why(directory))), "")
+def measure(directories: Iterable[Path], *, may_be_anothers: bool = False) -> str:
+    """Return why pods cannot be prepared now, in words that stay while it lasts; empty if they can be.  Blocks.
+
+    Args:
+        directories: Where there must be room.
+        may_be_anothers: Whether a directory that we may not write to is one that a site keeps for its users: what is
+            there is used, and room in it is not our concern.
+    """
+    return next((why for directory in directories if (why := _why(directory, may_be_anothers=may_be_anothers))), "")
 
 
-def _why(directory: Path) -> str:
+def _why(directory: Path, *, may_be_anothers: bool) -> str:
     existing = next((path for path in (directory, *directory.parents) if path.is_dir()), directory)
     try:
         room = os.statvfs(existing)
+        _try(existing / f".{socket.gethostname()}-{os.getpid()}.room")
         if room.f_bavail * room.f_frsize < LEAST_BYTES:
             return f"less than {LEAST_BYTES >> 20} MiB are left in {directory}"
-        _try(existing / f".{socket.gethostname()}-{os.getpid()}.room")
     except OSError as error:
+        if may_be_anothers and error.errno in NOT_OURS:
+            return ""
         number = error.errno or errno.EIO
         return f"nothing can be written to {directory}: {os.strerror(number)}"
     return ""

@@ -21,7 +21,7 @@ class Store:
     def __init__(self) -> None:
         self.collector = self
         self.wanted: list[int] = []
-        self.is_broken = False
+        self.is_broken = self.is_refused = False
         self.tidied = 0
 
     async def tidy(self) -> None:
@@ -34,6 +34,8 @@ class Store:
 
     def make_room(self, wanted: int) -> int:
         self.wanted.append(wanted)
+        if self.is_refused:
+            raise PermissionError(13, "Permission denied")
         return 0
 
 
@@ -41,7 +43,7 @@ async def test_room_is_made_only_where_images_lack_it(tmp_path: Path, monkeypatc
     """Pressure elsewhere is told, and no image goes for it."""
     made: Any = Store()
     known, full = asyncio.Event(), {tmp_path / "images"}
-    monkeypatch.setattr(pressure, "measure", lambda them: "full" if full & set(them) else "")
+    monkeypatch.setattr(pressure, "measure", lambda them, **_: "full" if full & set(them) else "")
     one = imagefs.ImageFs(made, directory=tmp_path / "images", others=[tmp_path / "state"], knows_pods=known)
     await one.look()
     assert (one.images, one.pressure, made.wanted) == ((node.Image(names=("a:1",), size_bytes=5),), "full", [])
@@ -50,6 +52,10 @@ async def test_room_is_made_only_where_images_lack_it(tmp_path: Path, monkeypatc
     await one.look()
     assert (one.pressure, made.wanted, len(one.images)) == ("full", [pressure.LEAST_BYTES], 1)
     assert made.tidied == 1
+    made.is_refused = True
+    await one.look()
+    assert (one.pressure, len(made.wanted)) == ("full", 2)
+    made.is_refused, made.wanted = False, [1]
     full = {tmp_path / "state"}
     await one.look()
     assert (one.pressure, len(made.wanted)) == ("full", 1)

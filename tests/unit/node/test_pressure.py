@@ -35,3 +35,17 @@ def test_little_room_is_told_before_there_is_none(tmp_path: Path, monkeypatch: p
     """In words that do not change with each byte: the node object is not written for nothing."""
     monkeypatch.setattr(pressure, "LEAST_BYTES", 1 << 62)
     assert pressure.measure([tmp_path]).endswith(f"are left in {tmp_path}")
+
+
+@pytest.mark.parametrize(("number", "is_anothers"), [(30, True), (13, True), (122, False)])
+def test_a_directory_that_a_site_keeps_needs_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_anothers: bool
+) -> None:
+    """Its images are used; a node with DiskPressure would take no pod."""
+
+    def refuse(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert (pressure.measure([tmp_path], may_be_anothers=True) == "") == is_anothers
+    assert pressure.measure([tmp_path])
