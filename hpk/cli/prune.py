@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from hpk import config
 
 
+STAYED = "in use again, or the file system refused"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Image:
     """An image, and the directory in which it is: another may have one of the same names and digest."""
@@ -78,7 +81,7 @@ def _prune(
     gone = chosen if outcome.is_dry else collector.remove(chosen)
     outcome.gone.extend(Image(found=image, directory=directory) for image in gone)
     outcome.kept.extend(
-        (Image(found=image, directory=directory), why(image, also_pinned=also_pinned))
+        (Image(found=image, directory=directory), STAYED if image in chosen else why(image, also_pinned=also_pinned))
         for image in images
         if image not in gone
     )

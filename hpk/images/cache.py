@@ -32,7 +32,7 @@ from hpk import jobdir
 from hpk.images import image
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from hpk.images import reference
@@ -230,9 +230,16 @@ class Cache:
         """Whether somebody has pulled it again meanwhile."""
         return (self._directory / f"{key}.json").exists()
 
-    def remove_orphans(self, *, older_than: float) -> None:
-        """Remove images without a record, and records without an image, that are older than this."""
+    def remove_orphans(self, *, older_than: float, used: Collection[str] = ()) -> None:
+        """Remove images without a record, and records without an image, that are older than this.
+
+        One that is used was condemned by a process that died before it looked again: it is taken back.
+        """
         for file in self._list("."):
+            if file.stem in used:
+                if file.suffix == ".condemned" and not self._is_back(file.stem):
+                    self.reprieve(file.stem)
+                continue
             is_orphan = _KEY.fullmatch(file.stem) and (
                 (file.suffix in {".sqfs", ".used", ".condemned"} and not self._is_back(file.stem))
                 or (file.suffix == ".json" and not file.with_suffix(".sqfs").exists())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from hpk import config
@@ -149,7 +149,9 @@ class Collector:
 
     def images(self) -> list[Found]:
         """Return all images; those in use are noted as used now."""
-        live = self._uses.live(now=self._clock())
+        return self._images(self._uses.live(now=self._clock()))
+
+    def _images(self, live: Mapping[str, Sequence[uses.Use]]) -> list[Found]:
         names, pinned = self._cache.names()
         found = []
         for key, size in self._cache.sizes().items():
@@ -170,8 +172,9 @@ class Collector:
 
     def collect(self) -> list[Found]:
         """Remove what must go, and what processes that died have left; returns the images that went."""
-        self._cache.remove_orphans(older_than=self._clock() - ORPHAN_SECONDS)
-        images = self.images()
+        live = self._uses.live(now=self._clock())
+        self._cache.remove_orphans(older_than=self._clock() - ORPHAN_SECONDS, used=live.keys())
+        images = self._images(live)
         gone = self.remove(due(images, self.policy, now=self._clock()))
         used = sum(image.size_bytes for image in images) - sum(image.size_bytes for image in gone)
         if used * 100 >= self.policy.capacity_bytes * self.policy.high_percent:
@@ -189,7 +192,7 @@ class Collector:
         return sum(image.size_bytes for image in self.remove(enough(free, wanted_bytes)))
 
     def remove(self, images: Sequence[Found]) -> list[Found]:
-        """Remove images, but not those that somebody uses meanwhile; returns those that went."""
+        """Remove images, but not those that somebody uses or pins meanwhile; returns those that went."""
         condemned = [image for image in images if self._cache.condemn(image.key)]
         if not condemned:
             return []
@@ -198,8 +201,9 @@ class Collector:
             self._sleep(SETTLE_SECONDS)
         finally:
             live = self._uses.live(now=self._clock())
+            _, pinned = self._cache.names()
             for image in condemned:
-                if image.key in live:
+                if image.key in live or (image.key in pinned and not image.is_pinned):
                     self._cache.reprieve(image.key)
                     continue
                 with contextlib.suppress(OSError):

@@ -188,7 +188,7 @@ class ImageStore:
                 if error.errno not in _NOT_OURS:
                     raise
         self._cache.touch(key)
-        return pod is None or self._cache.is_there(stored)
+        return (pod is None and not is_pinned) or self._cache.is_there(stored)
 
     async def _sif(self, wanted: reference.SifPath, *, name: str, started: float) -> image.Image:
         read, size_bytes = await asyncio.to_thread(self._read_sif, wanted.path)

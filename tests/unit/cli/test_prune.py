@@ -97,6 +97,16 @@ def test_a_name_in_two_directories_is_told_apart(settings: config.Settings, caps
     assert (kept, gone) == (str(settings.images_directory), str(other))
 
 
+def test_what_could_not_be_removed_is_not_said_to_be_new(
+    settings: config.Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory that is somebody else's nothing goes."""
+    monkeypatch.setattr(cache.Cache, "condemn", lambda *_: False)
+    said = run(settings, capsys)
+    assert "kept  ctl:5000/a:1  1.0 MB  (in use again, or the file system refused)" in said
+    assert said.endswith("0 of 5 images, 0.0 MB\n")
+
+
 def test_where_there_are_no_images_nothing_happens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not even a directory is made."""
     settings = config.load(environment={"HPK_STATE": str(tmp_path / "none")})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors, jobdir
-from hpk.images import cache, collect, image, registry, store, uses
+from hpk.images import cache, collect, image, reference, registry, store, uses
 from tests.fakes import registry as fake
 
 if TYPE_CHECKING:
@@ -170,6 +170,28 @@ def test_a_pod_that_comes_meanwhile_keeps_its_image(world: World) -> None:
     assert world.left() == {"a"}
 
 
+def test_what_is_pinned_meanwhile_stays(world: World) -> None:
+    """`hpk pull` has told its user that it is there."""
+    key = world.add("a", mib=4)
+    wanted: Any = reference.parse("ctl:5000/a:1")
+    stored = world.cache.load(f"sha256:{'a' * 64}", reference=str(wanted), digest=f"sha256:{'a' * 64}")
+    assert stored is not None
+    world.meanwhile = lambda: world.cache.pin(wanted, stored)
+    assert world.collector().collect() == []
+    assert key in world.cache.sizes()
+
+
+def test_what_a_process_that_died_has_condemned_and_a_pod_uses_is_taken_back(world: World) -> None:
+    """It died before it looked again; the pod runs for days."""
+    key = world.add("a")
+    world.use(key, "running")
+    assert world.cache.condemn(key)
+    collector = world.collector()
+    collector._clock = lambda: time.time() + 2 * collect.ORPHAN_SECONDS
+    assert collector.collect() == []
+    assert key in world.cache.sizes()
+
+
 def test_what_was_pulled_again_meanwhile_stays(world: World) -> None:
     """The collector removes only what it has taken out of sight itself."""
     world.add("a", mib=4)
@@ -280,6 +302,16 @@ async def test_an_image_that_was_removed_as_it_was_found_is_told(
     monkeypatch.setattr(images._cache, "is_there", lambda _: False)
     with pytest.raises(errors.Retryable, match="was removed from"):
         await images.ensure(name, policy="IfNotPresent", pod=tmp_path / "pods/p")
+
+
+async def test_a_pull_by_hand_whose_image_was_removed_as_it_was_found_is_told(
+    server: fake.FakeRegistry, images: store.ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector that had condemned it before it was pinned."""
+    server.push("a/b", tag="1", layers=(LAYER,))
+    monkeypatch.setattr(images._cache, "is_there", lambda _: False)
+    with pytest.raises(errors.Retryable, match="was removed from"):
+        await images.ensure(f"{server.host}/a/b:1", policy="Always", is_pinned=True)
 
 
 async def test_images_of_a_directory_that_is_not_ours_can_be_used(
