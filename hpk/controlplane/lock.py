@@ -76,8 +76,12 @@ class Lock:
         self._beating = asyncio.create_task(self._beat_forever(beat_seconds), name="heartbeat of the state directory")
 
     def is_ours(self) -> bool:
-        """Return whether nobody has taken it over, as far as the file system says."""
-        return self._files.latest() == self.number and self._files.holder(self.number) == self.owner
+        """Return whether nobody has taken it over.
+
+        Raises:
+            OSError: The file system does not say.
+        """
+        return self._files.latest() == self.number and self._files.read(self.number) == self.owner
 
     async def keep(self) -> None:
         """Wait until cancelled.

@@ -140,7 +140,9 @@ class Mirror:
             OSError: The file system refused; the copy is what it was after the last look that succeeded.
         """
         with self._busy:
-            if self._is_ours() and self._node.database.exists():
+            if not self._is_ours():
+                logger.warning("Not copying the last of etcd's data: another control plane has the state directory now")
+            elif self._node.database.exists():
                 self._publish(self._node.database, names=self._node.log_names())
 
     def _step(self) -> bool:

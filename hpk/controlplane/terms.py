@@ -44,9 +44,17 @@ class Terms:
 
     def holder(self, number: int) -> Owner | None:
         """Return who wrote the file; None if that cannot be read (yet), or the file is gone."""
-        with contextlib.suppress(OSError, ValueError):
-            return ownership.parse(jobdir.read_json(str(self._path(number))))
+        with contextlib.suppress(OSError):
+            return self.read(number)
         return None
+
+    def read(self, number: int) -> Owner | None:
+        """Return who wrote the file; None if it is gone or says nothing.
+
+        Raises:
+            OSError: The file system does not say.
+        """
+        return ownership.parse(jobdir.read_json(str(self._path(number))))
 
     def is_over(self, number: int) -> bool:
         """Return whether this term has ended in order, or has no file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import random
 import socket
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpk import errors
+from hpk import errors, jobdir
 from hpk.controlplane import lock, ownership, terms
 from hpk.controlplane.ownership import Owner
 from hpk.slurm import model
@@ -152,6 +153,20 @@ async def test_who_was_taken_over_ends(tmp_path: Path) -> None:
             await held.keep()
     assert files.latest() == 2
     assert not files.is_over(2)
+
+
+async def test_a_file_server_that_does_not_say_is_no_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the last of etcd's data would be left uncopied without a word."""
+    async with lock.locked(tmp_path, job_id="1") as held:
+        with monkeypatch.context() as patched:
+
+            def stale(_: str) -> None:
+                raise OSError(errno.ESTALE, "Stale file handle")
+
+            patched.setattr(jobdir, "read_json", stale)
+            with pytest.raises(OSError, match="Stale"):
+                held.is_ours()
+        assert held.is_ours()
 
 
 def job(word: str, *, comment: str = "", started_at: float = 100.0) -> dict[str, model.Job]:
