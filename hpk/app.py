@@ -60,6 +60,8 @@ AGENT_CERTIFICATE_DAYS = 3650
 LINK_SERVER_NAME = "hpk-kubelet"
 LISTEN = "0.0.0.0"  # noqa: S104 - the API server, agents and users come from other nodes; all of it is mutual TLS
 RETRY_SECONDS = 2.0
+MERGE_SECONDS = 60.0
+"""Until the user's kubeconfig is tried again: each try may wait ten seconds for its lock."""
 
 
 async def serve(settings: config.Settings) -> None:
@@ -192,12 +194,24 @@ async def _announce(settings: config.Settings, control_plane: plane.ControlPlane
             await asyncio.sleep(RETRY_SECONDS)
         else:
             break
-    try:
-        await asyncio.to_thread(kubeconfig.merge, control_plane.admin_kubeconfig)
-    except Exception as error:  # noqa: BLE001 - a file that the user broke ends no control plane
-        LOG.warning(str(error), instead=f"export KUBECONFIG={settings.directory.kubeconfig}")
     LOG.info("Ready: kubectl get nodes", url=control_plane.url)
+    await _merge(control_plane.admin_kubeconfig, instead=f"export KUBECONFIG={settings.directory.kubeconfig}")
     await asyncio.get_running_loop().create_future()
+
+
+async def _merge(document: bytes, *, instead: str) -> None:
+    """Put the context into the user's own kubeconfig, as soon as its lock is free, its home has room, it is mended."""
+    told = ""
+    while True:
+        try:
+            await asyncio.to_thread(kubeconfig.merge, document)
+        except Exception as error:  # noqa: BLE001 - a file that the user broke ends no control plane
+            if told != str(error):
+                told = str(error)
+                LOG.warning(told, instead=instead)
+            await asyncio.sleep(MERGE_SECONDS)
+        else:
+            return
 
 
 class Kubelet:
