@@ -79,9 +79,9 @@ class Mirror:
         """The index up to which the copy's database reaches at least."""
         self._held: datadir.Position | None = None
         """Where the copy's log stood when a database was first on its way: what the old one goes with."""
-        self._prints: list[bytes] = []
+        self._prints = b""
         """Of the pages of the copy's database; empty if there is none."""
-        self._pending: tuple[datadir.Rebase, list[bytes]] | None = None
+        self._pending: tuple[datadir.Rebase, bytes] | None = None
         """A database whose log has come, and that may have taken its place in part."""
         self._attempts = itertools.count()
         self._busy = threading.Lock()  # a thread that was left behind by a cancelled task may still write
@@ -239,10 +239,10 @@ class Mirror:
             (self._copy.log / name).unlink()
             self._copied.pop(name, None)
 
-    def _write_next(self, database: Path, prints: list[bytes], target: Path) -> bool:
+    def _write_next(self, database: Path, prints: bytes, target: Path) -> bool:
         """Bring the database beside the old one: the pages that differ if they are few; whether they are."""
         numbers = pages.changed(self._prints, prints)
-        if self._prints and self._copy.database.exists() and len(numbers) <= len(prints) * MOST_CHANGED:
+        if self._prints and self._copy.database.exists() and len(numbers) <= pages.count(prints) * MOST_CHANGED:
             pages.write(database, numbers, target)
             return True
         with database.open("rb") as source, target.open("wb") as file:

@@ -23,20 +23,30 @@ _SIZE = struct.Struct(">Q")
 _RECORD = struct.Struct(">QI")
 
 
-def prints(path: Path) -> list[bytes]:
-    """Return a digest of each of the file's pages."""
-    found = []
+def prints(path: Path) -> bytes:
+    """Return the digests of the file's pages, one behind the other: a large database has half a million."""
+    found = bytearray()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_PAGES * PAGE_BYTES):
             for start in range(0, len(chunk), PAGE_BYTES):
                 page = chunk[start : start + PAGE_BYTES]
-                found.append(hashlib.blake2b(page, digest_size=_DIGEST_BYTES).digest())
-    return found
+                found += hashlib.blake2b(page, digest_size=_DIGEST_BYTES).digest()
+    return bytes(found)
 
 
-def changed(old: list[bytes], new: list[bytes]) -> list[int]:
+def count(prints: bytes) -> int:
+    """Return of how many pages these are the digests."""
+    return len(prints) // _DIGEST_BYTES
+
+
+def changed(old: bytes, new: bytes) -> list[int]:
     """Return the numbers of the pages that are not the same, in order."""
-    return [number for number, digest in enumerate(new) if number >= len(old) or old[number] != digest]
+    places = range(0, len(new), _DIGEST_BYTES)
+    return [
+        start // _DIGEST_BYTES
+        for start in places
+        if old[start : start + _DIGEST_BYTES] != new[start : start + _DIGEST_BYTES]
+    ]
 
 
 def write(source: Path, numbers: list[int], target: Path) -> None:

@@ -223,6 +223,14 @@ def database(*fills: int) -> bytes:
     return b"".join(bytes([fill]) * pages.PAGE_BYTES for fill in fills)
 
 
+def test_what_is_remembered_of_a_page_is_sixteen_bytes(tmp_path: Path) -> None:
+    """The largest database has half a million; as objects of their own they took four times as much."""
+    (tmp_path / "db").write_bytes(database(1, 2, 3) + b"x")
+    found = pages.prints(tmp_path / "db")
+    assert (len(found), pages.count(found)) == (4 * 16, 4)
+    assert pages.changed(found[:32] + bytes(16), found) == [2, 3]
+
+
 async def publish(etcd: Etcd, content: bytes) -> None:
     """Have the database copied."""
 
