@@ -6,7 +6,6 @@ All directories are 0700 and all files 0600; a write is whole or not at all (ren
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
 
@@ -137,7 +136,8 @@ def write_bytes(path: str, data: bytes, mode: int = 0o600, *, is_durable: bool =
     Raises:
         OSError: The file system refused; the old content is untouched.
     """
-    temporary = f"{path}.{os.getpid()}.{_thread.get_native_id()}.tmp"  # two threads may write the same
+    # Others may write the same, also in PID namespaces of their own, whose few numbers are the same.
+    temporary = f"{path}.{os.urandom(6).hex()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         view = memoryview(data)

@@ -58,7 +58,7 @@ def _image(settings: config.Settings) -> str:
     if target.exists() and target.samefile(source):
         return f"Image     {target}"
     # Under another name first: a control plane may run from the old file, which must not change under it.
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f"{target.name}.{os.urandom(4).hex()}.tmp")
     try:
         os.link(source, temporary)
     except OSError:

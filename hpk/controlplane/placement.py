@@ -50,7 +50,7 @@ def measure(directory: Path) -> Facts:
     Raises:
         errors.Retryable: Nothing can be written there.
     """
-    path = directory / f"probe.{os.getpid()}"
+    path = directory / f"probe.{os.urandom(4).hex()}"
     try:
         with path.open("wb") as file:
             try:

@@ -74,7 +74,7 @@ class Terms:
         Raises:
             OSError: The file system refused.
         """
-        probe = self._directory / f"now.{os.getpid()}"
+        probe = self._directory / f"now.{os.urandom(4).hex()}"
         probe.touch(mode=0o600)
         now = probe.stat().st_mtime_ns
         probe.unlink()

@@ -7,7 +7,7 @@
     sha256-<digest>.used    empty; its time is when the image was last used
     references/<hash>.json  one reference: the digest that its registry gave, and the manifest that was chosen
     uses/                   which pods use which image (see `uses`)
-    tmp/<host>-<pid>-<n>/   a pull under way
+    tmp/<host>-<pid>-<x>/   a pull under way; x is random, since two containers of a host may have the same pids
 
 Several processes on several hosts may share it: every file appears by a rename and is never changed afterwards, and
 nothing is locked, since shared file systems often cannot.  Who pulls what another pulls at the same time does the
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -68,7 +67,6 @@ class Cache:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._host = socket.gethostname()
-        self._numbers = itertools.count()
         self._checked: dict[str, tuple[tuple[int, ...], Stored]] = {}
 
     def find(self, wanted: reference.Reference) -> Stored | None:
@@ -252,7 +250,7 @@ class Cache:
     def workspace(self) -> Iterator[Path]:
         """A directory for one pull, on the same file system as the cache; removed afterwards, come what may."""
         self._sweep()
-        path = self._directory / "tmp" / f"{self._host}-{os.getpid()}-{next(self._numbers)}"
+        path = self._directory / "tmp" / f"{self._host}-{os.getpid()}-{os.urandom(4).hex()}"
         jobdir.make_directory(str(path))
         try:
             yield path
@@ -266,7 +264,8 @@ class Cache:
             host, _, rest = path.name.rpartition("-")[0].rpartition("-")
             is_crashed = host == self._host and rest.isdecimal() and not _is_alive(int(rest))
             with contextlib.suppress(OSError):
-                if now - path.stat().st_mtime > (_CRASHED_SECONDS if is_crashed else _ABANDONED_SECONDS):
+                written_at = max(one.stat().st_mtime for one in (path, *path.iterdir()))  # a layer may take hours
+                if now - written_at > (_CRASHED_SECONDS if is_crashed else _ABANDONED_SECONDS):
                     shutil.rmtree(path, ignore_errors=True)
 
     def _list(self, name: str) -> list[Path]:

@@ -79,7 +79,13 @@ def test_a_disk_that_cannot_keep_it_leaves_the_old_record(tmp_path: Path, monkey
 
 
 def test_two_threads_may_write_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for two containers of a pod with one image; each writes a file of its own until it is whole."""
+    """As for two containers of a pod with one image; each writes a file of its own until it is whole.
+
+    So do two programs in containers, whose PID namespaces give them the same numbers.
+    """
+    monkeypatch.setattr(os, "getpid", lambda: 15)
+    monkeypatch.setattr(threading, "get_native_id", lambda: 15)
+    monkeypatch.setattr("_thread.get_native_id", lambda: 15)
     both = threading.Barrier(2, timeout=60)
     sync = os.fsync
 

@@ -327,23 +327,35 @@ async def test_sif_files_are_used_where_they_lie(images: store.ImageStore, tmp_p
 
 
 def test_what_crashed_pulls_left_is_removed(tmp_path: Path) -> None:
-    """Of this host's dead processes after an hour, of other hosts after days; a living pull is left alone."""
-    mine, dead, old, other = (
+    """Of this host's dead processes after an hour, of other hosts after days; a living pull is left alone.
+
+    One of another container may have a process that is not seen here: what it writes tells that it lives.
+    """
+    mine, dead, old, other, unseen = (
         tmp_path / "tmp" / name
         for name in (
             f"{socket.gethostname()}-{os.getpid()}-7",
             f"{socket.gethostname()}-4194304-0",
             "far-away-1-0",
             "far-away-2-0",
+            f"{socket.gethostname()}-4194305-0",
         )
     )
-    for path, age in ((mine, 7200), (dead, 7200), (old, 3 * 86400), (other, 7200)):
+    for path, age in ((mine, 7200), (dead, 7200), (old, 3 * 86400), (other, 7200), (unseen, 7200)):
         path.mkdir(parents=True)
         (path / "file").touch()
-        os.utime(path, (time.time() - age,) * 2)
+        for one in (path / "file", path):
+            os.utime(one, (time.time() - age,) * 2)
+    os.utime(unseen / "file")
     with cache.Cache(tmp_path).workspace() as workspace:
-        assert set((tmp_path / "tmp").iterdir()) == {mine, other, workspace}
+        assert set((tmp_path / "tmp").iterdir()) == {mine, other, unseen, workspace}
     assert not workspace.exists()
+
+
+def test_pulls_of_two_containers_share_no_directory(tmp_path: Path) -> None:
+    """Their processes have the same few numbers, each in a namespace of its own, and the host's name."""
+    with cache.Cache(tmp_path).workspace() as one, cache.Cache(tmp_path).workspace() as other:
+        assert one != other
 
 
 def test_a_reference_file_of_another_name_is_not_believed(tmp_path: Path) -> None:
