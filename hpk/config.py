@@ -123,8 +123,16 @@ NETWORKS = ("auto", "flannel", "overlay", "host")
 CONNECTIONS = ("auto", "srun", "ssh")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 CHOICES = {"network": NETWORKS, "connect": CONNECTIONS, "etcd": ETCD_PLACES, "log_level": LOG_LEVELS}
-LEAST = {"max_pods": 1, "poll_seconds": 1, "control_plane_memory": 64}
-"""Of numbers, the least that makes sense: less would spin, or never start."""
+LEAST = {
+    "max_pods": 1,
+    "poll_seconds": 1,
+    "control_plane_memory": 64,
+    "image_minimum_gc_age": 0,
+    "image_maximum_gc_age": 0,
+}
+"""Of numbers, the least that makes sense: less would spin, never start, or remove all images."""
+SMALLEST_NETWORK = 30
+"""The longest prefix: of a smaller network no address can be given."""
 
 
 def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
@@ -141,13 +149,14 @@ def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = No
     state = Path((flags or {}).get("state") or environment.get("HPK_STATE") or "~/.hpk").expanduser()
     values: dict[str, Any] = {}
     file = state / FILE_NAME
-    if file.exists():
-        try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise errors.Fatal(f"Cannot read {file}: {error}") from error
-        for key in values.keys() - known:
-            raise errors.Fatal(f"Cannot use {file}: unknown setting '{key}'{_nearest(key, known)}")
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise errors.Fatal(f"Cannot read {file}: {error}") from error
+    for key in values.keys() - known:
+        raise errors.Fatal(f"Cannot use {file}: unknown setting '{key}'{_nearest(key, known)}")
     for name in known:
         if (text := environment.get(f"HPK_{name.upper()}")) not in (None, ""):
             values[name] = text
@@ -167,7 +176,7 @@ def _checked(values: dict[str, Any]) -> Settings:
         if getattr(settings, name) not in known:
             raise errors.Fatal(f"Cannot use {name} '{getattr(settings, name)}' (known: {', '.join(known)})")
     for name, least in LEAST.items():
-        if getattr(settings, name) < least:
+        if not getattr(settings, name) >= least:  # "nan" is neither more nor less
             raise errors.Fatal(f"Cannot use {name} {getattr(settings, name)}: it must be {least} or more")
     if settings.container_log_max_size < 1 or settings.container_log_max_files < 2:  # noqa: PLR2004 - as the kubelet
         raise errors.Fatal("Cannot log: container_log_max_size must be at least 1 (MiB), container_log_max_files 2")
@@ -180,11 +189,17 @@ def _checked(values: dict[str, Any]) -> Settings:
     if settings.images_gib <= 0:
         raise errors.Fatal(f"Cannot use images_gib {settings.images_gib}: name the GiB that images may take")
     for cidr in (settings.service_cidr, settings.pod_cidr):
-        try:
-            IPv4Network(cidr)
-        except ValueError as error:
-            raise errors.Fatal(f"Cannot use the CIDR '{cidr}': {error}") from error
+        _check_network(cidr)
     return settings
+
+
+def _check_network(cidr: str) -> None:
+    try:
+        network = IPv4Network(cidr)
+    except ValueError as error:
+        raise errors.Fatal(f"Cannot use the CIDR '{cidr}': {error}") from error
+    if network.prefixlen > SMALLEST_NETWORK:
+        raise errors.Fatal(f"Cannot use the CIDR '{cidr}': it must be /{SMALLEST_NETWORK} or larger")
 
 
 def _as_field(name: str, value: Any) -> Any:

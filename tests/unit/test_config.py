@@ -20,6 +20,9 @@ from hpk import config, errors
         ({"HPK_ETCD": "home"}, r"etcd 'home' \(known: auto, shared, node\)"),
         ({"HPK_MAX_PODS": "0"}, "max_pods 0: it must be 1 or more"),
         ({"HPK_POLL_SECONDS": "0"}, "poll_seconds 0.0: it must be 1 or more"),
+        ({"HPK_POLL_SECONDS": "nan"}, "poll_seconds nan: it must be 1 or more"),
+        ({"HPK_IMAGE_MAXIMUM_GC_AGE": "-1"}, "image_maximum_gc_age -1.0: it must be 0 or more"),
+        ({"HPK_SERVICE_CIDR": "10.0.0.0/32"}, "'10.0.0.0/32': it must be /30 or larger"),
         ({"HPK_IMAGES_GIB": "a lot"}, "'a lot' is not of type int"),
     ],
 )
@@ -37,6 +40,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         make(file)
         with pytest.raises(errors.Fatal, match=f"Cannot read {file}"):
             config.load(environment={"HPK_STATE": str(tmp_path)})
+
+
+def test_a_state_directory_that_may_not_be_entered_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for one without settings."""
+
+    def refuse(self: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(errors.Fatal, match=r"Cannot read /x/config.toml: .*Permission denied"):
+        config.load(environment={"HPK_STATE": "/x"})
 
 
 def test_thresholds_can_be_set() -> None:
