@@ -5,6 +5,7 @@ It has an identity of its own: the node authorizer does not let a node bind pods
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ class Binder:
         self._kube, self._node, self._recorder = kube, node, recorder
         self._cluster, self._others = cluster, others
         self._held: dict[str, tuple[schedule.Wants, int, int]] = {}
+        self._line: list[tuple[int, int, str]] = []  # a heap of those that wait for room, and of some that have gone
         self._turns = itertools.count()
         self._refused: dict[str, backoff.Backoff] = {}
         self.queue = queue.Queue(self._look)
@@ -69,9 +71,16 @@ class Binder:
         for uid, (wants, _, _) in self._held.items():
             if wants is schedule.Wants.PODS:
                 self.queue.mark(uid)
-        waiting = [(-priority, turn, uid) for uid, (wants, priority, turn) in self._held.items() if wants is ROOM]
-        if waiting:
-            self.queue.mark(min(waiting)[2])
+        self._call_first()
+
+    def _call_first(self) -> None:
+        """Look at the first that waits for room; whoever leaves the line calls the next, until one finds none."""
+        while self._line:
+            priority, turn, uid = self._line[0]
+            if self._held.get(uid) == (ROOM, -priority, turn):
+                self.queue.mark(uid)
+                return
+            heapq.heappop(self._line)
 
     async def _look(self, uid: str) -> float | None:
         raw = self.informer.objects.get(uid)
@@ -101,26 +110,29 @@ class Binder:
         try:
             await self._kube.create(client.pod_path(meta.namespace, meta.name, "binding"), body)
         except (errors.NotFound, errors.Conflict):
-            self._others.forget(uid)
+            self._withdraw(uid)
             self._forget(uid)  # it is gone, or bound already
             return None
         except errors.Rejected as error:
-            self._others.forget(uid)
+            self._withdraw(uid)
             self._recorder.tell(pod, "Warning", "FailedScheduling", str(error))
             return self._refused.setdefault(uid, backoff.Backoff(RETRIES)).failed()
         except errors.HpkError:
-            self._others.forget(uid)
+            self._withdraw(uid)
             raise
         self._forget(uid)
         self._recorder.tell(pod, "Normal", "Scheduled", f"Successfully assigned {pod.where} to {self._node}")
         return None
 
+    def _withdraw(self, uid: str) -> None:
+        """Leave the place of a pod that could not be bound to others; it is tried again when its own pause is over."""
+        self._held.pop(uid, None)
+        self._others.forget(uid)
+
     async def _hold(self, pod: v1.Pod, wants: schedule.Wants, message: str) -> float:
         """Let the pod wait, and have its PodScheduled condition and an event say why; each once."""
         meta = pod.metadata
-        if meta.uid not in self._held:
-            self._held[meta.uid] = (wants, pod.spec.priority, next(self._turns))
-        self._held[meta.uid] = (wants, *self._held[meta.uid][1:])
+        self._note(pod, wants)
         before = next((one for one in pod.status.conditions if one.type == "PodScheduled"), None)
         if before and (before.status, before.reason, before.message) == ("False", "Unschedulable", message):
             return LOOK_AGAIN_SECONDS
@@ -137,6 +149,17 @@ class Binder:
         LOG.info("A pod waits to be bound", pod=pod.where, uid=meta.uid, why=message)
         return LOOK_AGAIN_SECONDS
 
+    def _note(self, pod: v1.Pod, wants: schedule.Wants) -> None:
+        """Know what a pod waits for, and in which place."""
+        uid, before = pod.metadata.uid, self._held.get(pod.metadata.uid)
+        turn = before[2] if before else next(self._turns)
+        self._held[uid] = (wants, pod.spec.priority, turn)
+        was_in_line = before is not None and before[0] is ROOM
+        if wants is ROOM and not was_in_line:
+            heapq.heappush(self._line, (-pod.spec.priority, turn, uid))
+        elif was_in_line and wants is not ROOM:
+            self._call_first()
+
     def _leave(self, pod: v1.Pod) -> float | None:
         """Leave the pod to another scheduler; when that takes long, tell the pod once whom it waits for."""
         created = pod.metadata.creation_timestamp
@@ -152,7 +175,9 @@ class Binder:
         }
 
     def _forget(self, uid: str) -> None:
-        self._held.pop(uid, None)
+        held = self._held.pop(uid, None)
+        if held and held[0] is ROOM:
+            self._call_first()
         self._refused.pop(uid, None)
         self.queue.forget(uid)
 

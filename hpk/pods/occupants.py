@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hpk.kube import v1
-from hpk.pods import status
+from hpk.pods import resources, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,19 +29,19 @@ class Occupants:
         self._bound: dict[str, Object] = {}
         self._assumed: dict[str, Object] = {}
         self._apart: dict[str, v1.Pod] = {}
+        self._requests: dict[str, dict[str, Decimal]] = {}
 
     def __len__(self) -> int:
         return len(self._bound) + len(self._assumed)
 
     def update(self, uid: str, raw: Object | None) -> None:
         """Take in the newest state of a pod of the node; None if it is gone."""
-        self._assumed.pop(uid, None)
+        assumed = self._assumed.pop(uid, None)
         if raw is not None and (raw.get("status") or {}).get("phase") not in status.TERMINAL:
             self._bound[uid] = raw
             self._note_apart(uid, raw)
-        elif self._bound.pop(uid, None) is not None:
-            self._apart.pop(uid, None)
-            self.on_freed()
+        elif self._bound.pop(uid, assumed) is not None:
+            self._free(uid)
 
     def assume(self, raw: Object) -> None:
         """Count a pod that is being bound."""
@@ -52,8 +53,7 @@ class Occupants:
     def forget(self, uid: str) -> None:
         """Take back an assumption: the pod could not be bound."""
         if self._assumed.pop(uid, None) is not None:
-            self._apart.pop(uid, None)
-            self.on_freed()
+            self._free(uid)
 
     def pods(self) -> Iterator[Object]:
         """Yield all of them."""
@@ -64,7 +64,35 @@ class Occupants:
         """Yield those that want to be apart from others (required anti-affinity)."""
         yield from self._apart.values()
 
+    def taken(self, name: str) -> Decimal:
+        """Return how much of a resource they have taken together."""
+        return sum((self._request(raw, name) for raw in self.pods()), Decimal(0))
+
+    def _request(self, raw: Object, name: str) -> Decimal:
+        """Return how much of a resource a pod takes; worked out once, for a pod's resources do not change."""
+        known = self._requests.setdefault(raw["metadata"]["uid"], {})
+        if name not in known:
+            known[name] = Decimal(0)
+            if _names(raw["spec"], name):
+                with contextlib.suppress(msgspec.ValidationError):  # its own worker says so; others want to be bound
+                    known[name] = resources.effective(v1.pod(raw), name)
+        return known[name]
+
+    def _free(self, uid: str) -> None:
+        """Forget a pod that takes up the node no more."""
+        self._apart.pop(uid, None)
+        self._requests.pop(uid, None)
+        self.on_freed()
+
     def _note_apart(self, uid: str, raw: Object) -> None:
         if uid not in self._apart and (raw["spec"].get("affinity") or {}).get("podAntiAffinity"):
             with contextlib.suppress(msgspec.ValidationError):  # its own worker says so; the watch must go on
                 self._apart[uid] = v1.pod(raw)
+
+
+def _names(spec: Object, resource: str) -> bool:
+    """Return whether the pod names the resource; quickly, for most do not."""
+    parts = [c.get("resources") or {} for key in ("containers", "initContainers") for c in spec.get(key) or []]
+    return resource in (spec.get("overhead") or {}) or any(
+        resource in (part.get(key) or {}) for part in parts for key in ("requests", "limits")
+    )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from hpk.kube import selectors, v1
@@ -133,23 +132,12 @@ def _resources(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hin
         wanted = resources.effective(pod, name)
         if not wanted or wanted > offered:
             continue  # nothing is asked for, or more than there is, which has been said
-        taken = sum((_request(raw, name) for raw in around.others.pods()), Decimal(0))
-        if wanted > offered - taken:
+        if wanted > offered - around.others.taken(name):
             wants = Wants.PODS
             reasons.append(f"Insufficient {name}")
-            hints.append(f"{name}: {wanted} requested, {taken} of {offered} taken.")
+            # How much is taken is not said: each pod's end would have all that wait say something new.
+            hints.append(f"{name}: {wanted} requested, and pods have taken too much of the node's {offered}.")
     return Hindrance(wants=wants, reasons=tuple(reasons), hint=" ".join(hints)) if reasons else None
-
-
-def _request(raw: Object, name: str) -> Decimal:
-    """Return how much of a resource a pod takes; quickly nothing where none of its containers names it."""
-    spec = raw["spec"]
-    parts = [c.get("resources") or {} for key in ("containers", "initContainers") for c in spec.get(key) or []]
-    if name not in (spec.get("overhead") or {}) and not any(
-        name in (part.get(key) or {}) for part in parts for key in ("requests", "limits")
-    ):
-        return Decimal(0)
-    return resources.effective(v1.pod(raw), name)
 
 
 def _spread(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:

@@ -196,6 +196,58 @@ async def test_a_full_node_takes_one_pod_for_each_that_ends_the_most_important_f
     assert world.bound()[2:] == ["p4", "p2"]
 
 
+async def test_places_that_become_free_together_are_all_taken(world: World) -> None:
+    """Whoever takes one calls the next, until one finds none."""
+    world.change(allocatable={"pods": Decimal(4)})
+    for number in range(4):
+        world.create(f"p{number}")
+    await world.until(lambda: len(world.bindings()) == 4)
+    for number in range(4, 10):
+        world.create(f"p{number}")
+    await world.until(lambda: world.told.count("FailedScheduling") == 6 and world.is_idle())
+    for number in range(3):
+        world.end(f"p{number}")
+    await world.until(lambda: len(world.bindings()) == 7 and world.is_idle())
+    assert world.bound()[4:] == ["p4", "p5", "p6"]
+
+
+async def test_a_pod_that_leaves_the_line_at_its_turn_leaves_the_place_to_the_next(world: World) -> None:
+    """It is deleted, or its binding is refused; the refused one is not asked for again and again."""
+    for number in range(2):
+        world.create(f"p{number}")
+    await world.until(lambda: len(world.bindings()) == 2)
+    for number in range(2, 5):
+        world.create(f"p{number}")
+    await world.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
+    for _ in range(9):
+        world.api.fail(errors.Rejected("forbidden"), path=f"{PODS}/p2/binding")
+    world.api.fail(errors.NotFound("deleted"), path=f"{PODS}/p3/binding")
+    world.end("p0")
+    await world.until(lambda: len(world.bindings()) == 5 and world.is_idle())
+    assert world.bound()[2:] == ["p2", "p3", "p4"]
+
+
+async def test_a_pods_end_writes_nothing_on_those_that_still_wait(world: World) -> None:
+    """Hundreds may want what one pod has left; they are looked at, and told nothing new."""
+    world.change(extended={"x/y": Decimal(2)}, allocatable={"pods": Decimal(9)})
+
+    def wanting(count: int) -> dict[str, Any]:
+        return {"containers": [{"name": "c", "image": "i", "resources": {"requests": {"x/y": str(count)}}}]}
+
+    for name in ("p0", "p1"):
+        world.create(name, **wanting(1))
+    await world.until(lambda: len(world.bindings()) == 2)
+    for name in ("p2", "p3"):
+        world.create(name, **wanting(2))
+    await world.until(lambda: world.told.count("FailedScheduling") == 2 and world.is_idle())
+    before = len(world.api.calls)
+    world.end("p0")
+    await world.until(world.is_idle)
+    assert len(world.api.calls) == before
+    world.end("p1")
+    await world.until(lambda: len(world.bindings()) == 3)
+
+
 async def test_another_schedulers_pod_is_told_whom_it_waits_for(world: World) -> None:
     """Once, and only when that scheduler has had time to bind it."""
     pod = v1.pod({"metadata": {"name": "p"}, "spec": {"containers": [], "schedulerName": "volcano"}})

@@ -142,6 +142,18 @@ def test_a_pod_that_cannot_be_read_does_not_stop_the_watch() -> None:
     assert (len(node), list(node.apart())) == (1, [])
 
 
+def test_a_pod_that_was_over_before_it_was_seen_bound_leaves_nothing() -> None:
+    """The watch broke meanwhile: its rule of being apart must not hold others back for ever."""
+    gone = pod("a", affinity=anti(app="x"))
+    for after in (None, {**gone, "status": {"phase": "Failed"}}):
+        freed: list[str] = []
+        node = occupants.Occupants()
+        node.on_freed = lambda freed=freed: freed.append("one")  # type: ignore[misc]
+        node.assume(gone)
+        node.update("a", after)
+        assert (len(node), list(node.apart()), freed) == (0, [], ["one"])
+
+
 def test_resources_that_slurm_does_not_know_are_shared_out() -> None:
     """What others have added to the node is nobody else's to count."""
     fpgas = {"example.com/fpga": Decimal(3)}
