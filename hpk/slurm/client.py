@@ -13,7 +13,7 @@ from hpk import errors
 from hpk.slurm import model, parse, refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sized
     from pathlib import Path
 
 VERSION = 1
@@ -146,6 +146,8 @@ class Gateway:
             errors.SlurmUnavailable: The gateway does not answer.
         """
         result = await self.run("site", apptainer)
+        if result.end != "exited":
+            raise errors.SlurmUnavailable(f"Cannot ask the gateway at {self._path} what its host has: it {result.how}")
         found: dict[str, Any] = json.loads(result.stdout)
         return found
 
@@ -191,12 +193,8 @@ class Slurm:
             directory=directory,
             timeout_seconds=SUBMIT_SECONDS,
         )
-        if result.end != "exited":
-            raise errors.SlurmUnavailable(
-                f"Cannot submit the job: sbatch gave no answer in {SUBMIT_SECONDS:.0f} s", may_have_succeeded=True
-            )
         job_id = parse.job_id(result.text)
-        if result.code == 0 and job_id is not None:
+        if result.end == "exited" and result.code == 0 and job_id is not None:
             return job_id
         if result.has_no_say or job_id is not None:
             raise errors.SlurmUnavailable(
@@ -237,7 +235,12 @@ class Slurm:
             f"--format={parse.squeue_format(mark)}",
         )
         # Ten thousand jobs take a tenth of a second, in which agents and kubectl wait for nobody.
-        return await asyncio.to_thread(lambda: self._reader.read(result.text, mark=mark))
+        try:
+            found = await asyncio.to_thread(lambda: self._reader.read(result.text, mark=mark))
+        except ValueError as error:
+            raise errors.SlurmUnavailable(f"Cannot read what squeue printed: {error}") from error
+        _check_read(result, "squeue", found)
+        return found
 
     async def output(self, job_id: str) -> str | None:
         """The file that the job's script writes to, or None if slurmctld no longer knows the job.
@@ -343,6 +346,8 @@ class Slurm:
             errors.SlurmUnavailable: The gateway does not answer.
         """
         result = await self._runner.run("tunnel", *arguments, timeout_seconds=TUNNEL_SECONDS)
+        if result.end != "exited":
+            raise errors.ApiUnavailable(f"Cannot make a tunnel to the API server: it {result.how}")
         record: dict[str, Any] = json.loads(result.text or '{"error": "it ended at once"}')
         if problem := record.get("error"):
             raise errors.ApiUnavailable(f"Cannot make a tunnel to the API server: {problem}")
@@ -365,6 +370,7 @@ class Slurm:
         """
         result = await self._query("sinfo", "--local", "--noheader", "--Node", f"--format={parse.SINFO_FORMAT}")
         capacity = parse.capacity(result.text)
+        _check_read(result, "sinfo", capacity.nodes)
         self._partitions = tuple(capacity.partitions)
         return capacity
 
@@ -418,6 +424,19 @@ class Slurm:
         text = f"it {result.how}" if result.end != "exited" or not result.error else result.error
         raise errors.SlurmUnavailable(
             f"Cannot ask Slurm ({command}): {text}", limits_rate=bool(refusals.RATE_LIMIT.search(text))
+        )
+
+
+def _check_read(result: Result, command: str, found: Sized) -> None:
+    """Take an answer of which nothing can be read for none, not for an empty one: by that all jobs would be gone.
+
+    Raises:
+        errors.SlurmUnavailable: It is such a one.
+    """
+    if not found and result.text.strip():
+        said = parse.messages(result.text)[:200]
+        raise errors.SlurmUnavailable(
+            f"Cannot ask Slurm ({command}): it printed something else than asked for: {said!r}"
         )
 
 

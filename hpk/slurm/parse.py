@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hpk.slurm import model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 UNIT = "\x1f"
 RECORD = "\x1e"
@@ -76,7 +76,8 @@ def records(text: str, *, width: int, mark: str = "") -> Iterator[list[str]]:
 
 
 def _fields(record: str, width: int) -> list[str]:
-    return record.lstrip("\n").split(UNIT, width - 1)
+    first, *rest = record.split(UNIT, width - 1)
+    return [first.rpartition("\n")[2], *rest]  # whole lines before it are a notice of the site's
 
 
 def state(word: str) -> model.JobState:
@@ -108,10 +109,16 @@ class JobReader:
         """Return the jobs that squeue printed in :func:`squeue_format` of this mark, by id.
 
         A job of which nothing has changed is the same object as the last time.
+
+        Raises:
+            ValueError: A record is torn, or of another question: nothing is known of the jobs that are not there.
         """
+        *whole, rest = text.split(RECORD + mark)
+        if UNIT in rest:
+            raise ValueError(f"not all of it is an answer to this question: {rest[:80]!r}")
         known, self._known = self._known, {}
         found = {}
-        for record in text.split(RECORD + mark):
+        for record in whole:
             job = known.get(record) or _job(_fields(record, len(SQUEUE_FIELDS)))
             if job is not None:
                 found[job.id] = self._known[record] = job
@@ -388,8 +395,4 @@ def job_id(text: str) -> str | None:
 
 def messages(stderr: str) -> str:
     """A command's error lines as one line for an event: repeated program names and blanks taken out."""
-    return "; ".join(_unique(line.strip() for line in stderr.splitlines() if line.strip()))
-
-
-def _unique(lines: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(lines))
+    return "; ".join(dict.fromkeys(line.strip() for line in stderr.splitlines() if line.strip()))

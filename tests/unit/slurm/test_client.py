@@ -99,6 +99,8 @@ async def test_jobs_are_one_question() -> None:
         client.Result(code=-9, end="overflow"),
         client.Result(code=-15),
         client.Result(code=143, stdout=fake.squeue().encode()),
+        client.Result(code=0, stdout=b"101  main  p  alice  R  1:00  1 c1\n"),
+        client.Result(code=0, stdout=fake.squeue(("1",) * 11, end="\x1eanother-mark").encode()),
         errors.SlurmUnavailable("no gateway"),
     ],
 )
@@ -106,6 +108,30 @@ async def test_no_answer_is_an_error(reply: client.Result | Exception) -> None:
     """Silence is never an empty list of jobs."""
     with pytest.raises(errors.SlurmUnavailable):
         await client.Slurm(fake.Conversation(("squeue", reply))).jobs()
+
+
+async def test_an_answer_that_nobody_asked_for_is_no_empty_cluster() -> None:
+    """A wrapper of the site's that prints something else says nothing of what there is; no output at all does."""
+    with pytest.raises(errors.SlurmUnavailable, match="something else than asked for: 'PARTITION AVAIL'"):
+        await client.Slurm(fake.Conversation(("sinfo", "PARTITION AVAIL\n"))).capacity()
+    assert await client.Slurm(fake.Conversation(("squeue", ""))).jobs() == {}
+
+
+async def test_a_gateway_that_met_an_error_has_said_nothing() -> None:
+    """A host without memory or descriptors for a moment: what waits for an answer asks again, and hears why."""
+    failed = client.Result(code=1, end="failed", stderr=b"OSError: [Errno 12] Cannot allocate memory")
+
+    class Broken(client.Gateway):
+        async def run(self, *_: object, **__: object) -> client.Result:
+            return failed
+
+    with pytest.raises(errors.SlurmUnavailable, match="Cannot allocate memory"):
+        await Broken(HOME).site()
+    slurm = client.Slurm(fake.Conversation(("", failed)))
+    with pytest.raises(errors.ApiUnavailable, match="Cannot allocate memory"):
+        await slurm.tunnel("lib")
+    with pytest.raises(errors.SlurmUnavailable, match="Cannot allocate memory"):
+        await slurm.submit("#!/bin/sh\n", directory=HOME)
 
 
 async def test_a_rate_limit_is_told() -> None:

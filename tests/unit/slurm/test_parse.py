@@ -81,6 +81,11 @@ def test_each_question_has_a_mark_of_its_own() -> None:
 def test_a_warning_in_between_is_no_job() -> None:
     """What squeue prints besides records is left out."""
     assert parse.jobs("squeue: something odd\n") == {}
+    rows = [(number, "RUNNING", "None", "c1", "p", "5", "N/A", "/w", "(null)", "n", "c") for number in ("1", "2")]
+    said = "Maintenance on Monday\n" + "It will be long\n".join(
+        fake.squeue(row, end=parse.RECORD + "m") for row in rows
+    )
+    assert list(parse.jobs(said, mark="m")) == ["1", "2"]
 
 
 STATES = """
