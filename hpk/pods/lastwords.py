@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 TAIL_BYTES = 4096
 LINE_LENGTH = 300
+ASK_AGAIN_SECONDS = 5.0
+PATIENCE_SECONDS = 15.0
+"""How long a Slurm that does not say how a job ended is asked; then the pod's end is told without that."""
 OUT_OF_MEMORY = re.compile(r"exceeded (job |step )?memory limit|oom[-_ ]?kill", re.IGNORECASE)
 """slurmstepd's words; without cgroups Slurm itself calls such a job only FAILED."""
 OURS = re.compile(rf"^(stages |{records.END_LINE})")
@@ -44,18 +48,49 @@ class LastWords(NamedTuple):
     output: str
 
 
-async def gather(allocator: model.Allocator, allocation: model.Allocation, directory: jobdir.PodDirectory) -> LastWords:
-    """Ask Slurm and read the job's output."""
-    state = allocator.observe(allocation)
-    if state.cause in {None, model.Cause.FINISHED}:  # else Slurm has said all that there is
-        try:
-            state = await allocator.recall(allocation) or state
-        except errors.SlurmUnavailable as error:
-            LOG.warning("Cannot ask Slurm how a job ended", job=allocation.job_id, error=str(error))
-    output = await asyncio.to_thread(_tail, Path(directory.output))
-    if state.cause in {None, model.Cause.FINISHED} and OUT_OF_MEMORY.search(output):
-        state = dataclasses.replace(state, cause=model.Cause.OUT_OF_MEMORY)
-    return LastWords(state, last_line(output), output)
+class Inquiry:
+    """Learns once what became of one pod's job that is over; a Slurm that does not say is asked a few times.
+
+    Attributes:
+        words: What is known; None as long as it is not known, or the job is not over.
+    """
+
+    def __init__(self, allocator: model.Allocator, directory: jobdir.PodDirectory) -> None:
+        self.words: LastWords | None = None
+        self._allocator, self._directory = allocator, directory
+        self._patient_until: float | None = None
+        self._due_at = -math.inf
+
+    async def learn(self, allocation: model.Allocation, *, is_urgent: bool) -> LastWords | None:
+        """Return what became of the job, as soon as that is known and only then; soon, if that is urgent."""
+        now = time.monotonic()
+        if self.words is not None or now < self._due_at:
+            return None
+        self._due_at = now + ASK_AGAIN_SECONDS
+        if self._patient_until is None:
+            self._patient_until = now + PATIENCE_SECONDS
+        state = self._allocator.observe(allocation)
+        if state.cause in {None, model.Cause.FINISHED}:  # else Slurm has said all that there is
+            try:
+                state = await self._allocator.recall(allocation) or state
+            except errors.SlurmUnavailable as error:
+                LOG.warning("Cannot ask Slurm how a job ended", job=allocation.job_id, error=str(error))
+                if now < self._patient_until and not is_urgent:
+                    return None  # what is said of a pod's end cannot be taken back
+        output = await asyncio.to_thread(_tail, Path(self._directory.output))
+        if state.cause in {None, model.Cause.FINISHED} and OUT_OF_MEMORY.search(output):
+            state = dataclasses.replace(state, cause=model.Cause.OUT_OF_MEMORY)
+        self.words = LastWords(state, last_line(output), output)
+        return self.words
+
+    def doubt(self, allocation: model.Allocation) -> None:
+        """Forget that the job is gone where Slurm names it again: one of its answers was not whole."""
+        if (
+            self.words
+            and self.words.state.phase is model.Phase.GONE
+            and not self._allocator.observe(allocation).is_over
+        ):
+            self.words, self._patient_until, self._due_at = None, None, -math.inf
 
 
 def report(pod: v1.Pod, words: LastWords, newest: records.Report | None) -> records.Report | None:

@@ -79,8 +79,8 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
     """Return the status that this pod should have; keys that are to be removed are None."""
     statuses = {c.name: _container(pod, c, facts) for c in pod.all_containers}
     phase = _phase(pod, statuses, facts)
-    if facts.failure and phase != "Succeeded":
-        phase = "Failed"
+    if facts.failure and phase != "Succeeded" and (facts.is_over or facts.report is None):
+        phase = "Failed"  # what has started must have ended first
     reason, message = _why(facts, phase)
     told = _of_the_failed(statuses, reason) if phase == "Failed" and facts.is_over else statuses
     pod_ip = facts.report["pod_ip"] if facts.report else None
@@ -314,7 +314,7 @@ def _cause(facts: Facts) -> model.Cause | None:
 
 
 def _why(facts: Facts, phase: str) -> tuple[str, str]:
-    if facts.failure:
+    if facts.failure and phase == "Failed":
         return facts.failure
     state = facts.allocation
     ended = facts.report["ended"] if facts.report else None

@@ -78,7 +78,7 @@ class Worker:
         self._has_started = False
         self._ended_at: float | None = None
         self._finished_seen_at: float | None = None
-        self._last_words: lastwords.LastWords | None = None
+        self._inquiry = lastwords.Inquiry(used.allocator, self._directory)
         self._off_line_since = time.monotonic()
         self._asked: float | None = None  # the grace that the agent was last asked for
         self._wished: float | None = None  # the grace of the last wish that was left for an agent off the line
@@ -178,8 +178,12 @@ class Worker:
         return EXCEEDED if self._is_past_deadline(pod) and not self._is_finished() else ""
 
     def _outlives_its_job(self) -> bool:
-        """Whether the agent is there though Slurm has ended its job, as where a node's slurmd has died."""
-        return self._is_released() and self._s.agents.is_connected(self.uid) and not self._is_finished()
+        """Whether the agent is there though Slurm has ended its job, as where a node's slurmd has died.
+
+        One answer of Slurm's that does not name the job is no reason to end what runs.
+        """
+        has_ended = self._allocation is not None and self._state(self._allocation).phase is model.Phase.ENDED
+        return has_ended and self._s.agents.is_connected(self.uid) and not self._is_finished()
 
     async def _stop(self, grace: float, reason: str) -> float:
         """See that the pod ends within the grace: ask its agent, and cancel the job when the grace is over.
@@ -262,7 +266,7 @@ class Worker:
 
     def _state(self, allocation: model.Allocation) -> model.AllocationState:
         """What Slurm says of the job, or, once it is over, what is known of its end."""
-        return self._last_words.state if self._last_words else self._s.allocator.observe(allocation)
+        return self._inquiry.words.state if self._inquiry.words else self._s.allocator.observe(allocation)
 
     async def _vanish(self) -> float | None:
         """The object is gone: end whatever still runs, then remove all that was written for it."""
@@ -317,7 +321,7 @@ class Worker:
             job_id=self._allocation.job_id if self._allocation else "",
             failure=self._launch.failure,
             is_over=self._is_over(),
-            output=self._last_words.line if self._last_words else "",
+            output=self._inquiry.words.line if self._inquiry.words else "",
             images=self._launch.images,
             is_changing=self._pod is not None and self._edits.is_pending(self._pod),
         )
@@ -326,14 +330,16 @@ class Worker:
         """Read what the stream did not bring: the report's file, and a silent job's last words."""
         if self._allocation is None or self._is_finished():
             return
+        self._inquiry.doubt(self._allocation)
         if not self._s.agents.is_connected(self.uid) or self._is_released():
             await self._s.agents.read(self.uid)
         await self._follow_the_claimant()
-        while self._is_released() and not self._is_finished() and self._last_words is None:
-            words = self._last_words = await lastwords.gather(self._s.allocator, self._allocation, self._directory)
-            newest = self._s.agents.newest(self.uid)
-            if self._pod is not None and (told := lastwords.report(self._pod, words, newest)):
-                await self._s.agents.took_report(self.uid, told)
+        pod = self._pod
+        if pod is None or not self._is_released() or self._is_finished():
+            return
+        words = await self._inquiry.learn(self._allocation, is_urgent=pod.metadata.deletion_timestamp is not None)
+        if words and (told := lastwords.report(pod, words, self._s.agents.newest(self.uid))):
+            await self._s.agents.took_report(self.uid, told)
 
     async def _follow_the_claimant(self) -> None:
         """Where a lost answer has led to two jobs, follow the one that runs the pod; the other leaves by itself."""
@@ -348,7 +354,7 @@ class Worker:
         await self._s.allocator.release(mine, only_queued=True)
         self._s.allocator.forget(mine)
         self._launch.allocation, self._launch.is_adopted = claimant, True
-        self._ended_at = None
+        self._ended_at, self._inquiry = None, lastwords.Inquiry(self._s.allocator, self._directory)
         self._follow()
 
     def _is_finished(self) -> bool:
@@ -368,6 +374,8 @@ class Worker:
             is_explained = ended is None or ended["reason"] in status.OWN_ENDS
             longest = COMPLETING_SECONDS if state.is_ending and not is_deleted else SLURM_WORD_SECONDS
             return is_explained or state.is_over or self._since_finished() > longest
+        if self._inquiry.words is None:
+            return False  # it is not over, or not known how it ended
         if state.phase is model.Phase.ENDED:
             if not self._has_started and newest is None:
                 return True  # it was cancelled in the queue: no agent has a last word
@@ -395,10 +403,10 @@ class Worker:
         waits: list[float] = []
         if self._allocation is not None:
             state = self._state(self._allocation)
-            newest = self._s.agents.newest(self.uid)
-            if (newest and newest["finished_at"]) or state.is_over:
+            is_connected = self._s.agents.is_connected(self.uid)
+            if self._is_finished() or state.phase is model.Phase.ENDED or (state.is_over and not is_connected):
                 waits.append(SOON_SECONDS)
-            elif not self._s.agents.is_connected(self.uid):
+            elif not is_connected:
                 waits.append(LOOK_AGAIN_SECONDS)
         if self._started_at is not None and (left := launch.time_left(pod, self._started_at)):
             waits.append(left)
@@ -429,9 +437,10 @@ class Worker:
 
     def _tell_end(self, pod: v1.Pod, facts: status.Facts, phase: str) -> None:
         """Why the pod failed, where neither it nor its owner is the cause and no event has said so."""
-        if phase != "Failed" or facts.failure is not None or pod.metadata.deletion_timestamp is not None:
+        has_been_told = facts.failure is not None and facts.failure[0] != EXCEEDED  # see Launch.fail
+        if phase != "Failed" or has_been_told or pod.metadata.deletion_timestamp is not None:
             return
-        reason, message = status.job_failure(facts) or ("", "")
+        reason, message = facts.failure or status.job_failure(facts) or ("", "")
         told = {event["reason"] for event in facts.report["events"]} if facts.report else set()
         if reason and reason not in told:
             kind: events.Kind = "Normal" if reason == EXCEEDED else "Warning"

@@ -26,12 +26,17 @@ QUICK = gate.Pauses(first_seconds=0.01, longest_seconds=0.02)
 
 
 class FakeAllocator:
-    """Slurm as the worker sees it; `jobs` are states by job id, set by the test."""
+    """Slurm as the worker sees it; `jobs` are states by job id, set by the test.
+
+    Attributes:
+        silent: How often it will not say how a job ended.
+    """
 
     def __init__(self) -> None:
         self.jobs: dict[str, model.AllocationState] = {}
         self.submitted: list[str] = []
         self.accounted: dict[str, model.AllocationState] = {}
+        self.silent = 0
         self.released: list[str] = []
         self.signalled: list[str] = []
         self.found: dict[str, str] = {}
@@ -72,6 +77,9 @@ class FakeAllocator:
         self.signalled.append(allocation.job_id)
 
     async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
+        if self.silent:
+            self.silent -= 1
+            raise errors.SlurmUnavailable("Rate limit exceeded")
         return self.accounted.get(allocation.job_id)
 
     def observe(self, allocation: model.Allocation) -> model.AllocationState:

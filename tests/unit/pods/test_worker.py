@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog import testing
 
-from hpk import errors, jobdir
-from hpk.pods import gate, launch, model, prepare, worker
+from hpk import errors, jobdir, records
+from hpk.pods import gate, lastwords, launch, model, prepare, worker
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -331,6 +331,30 @@ async def test_a_queued_pod_past_its_deadline_fails_and_leaves_the_queue(world: 
     world.create(activeDeadlineSeconds=0)
     await world.until(lambda: world.status().get("phase") == "Failed")
     assert world.status()["reason"] == "DeadlineExceeded"
+    assert "DeadlineExceeded" in {event.reason for event in world.told()}
+
+
+async def test_a_pod_past_its_deadline_whose_agent_does_not_listen_fails_when_its_job_has_ended(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs must not run on beside its replacement; and no container of a failed pod seems to run for ever."""
+    monkeypatch.setattr(worker, "END_MARGIN_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    await running(world, terminationGracePeriodSeconds=0)
+    cancelled: list[str] = []
+
+    async def release(allocation: model.Allocation, **_: Any) -> None:
+        cancelled.append(allocation.job_id)  # Slurm takes its KillWait
+
+    monkeypatch.setattr(world.allocator, "release", release)
+    await world.api.patch(f"{path.PODS}/p", {"spec": {"activeDeadlineSeconds": 1}})
+    await world.until(lambda: len(cancelled) > 1)
+    assert world.status()["phase"] == "Running"
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert world.status()["reason"] == "DeadlineExceeded"
+    assert "terminated" in world.status()["containerStatuses"][0]["state"]
 
 
 async def test_one_pods_trouble_is_not_anothers(world: path.World) -> None:
@@ -391,6 +415,44 @@ async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(
     world.allocator.say("101", phase=model.Phase.GONE)
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert "node failed" in world.status()["message"]
+
+
+@pytest.mark.parametrize(("silent", "phase"), [(2, "Succeeded"), (10**6, "Failed")])
+async def test_a_slurm_that_does_not_say_how_a_job_ended_is_asked_again(
+    world: path.World, monkeypatch: pytest.MonkeyPatch, silent: int, phase: str
+) -> None:
+    """Its exit code may be all that tells of a success; a terminal phase is never taken back. But not for ever."""
+    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    monkeypatch.setattr(lastwords, "ASK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(lastwords, "PATIENCE_SECONDS", 5.0 if phase == "Succeeded" else 0.2)
+    uid = await running(world)
+    await world.agents.disconnected(uid)
+    world.allocator.silent = silent
+    ended: dict[str, Any] = {"phase": model.Phase.ENDED, "cause": model.Cause.FINISHED, "state": "FAILED"}
+    world.allocator.accounted["101"] = model.AllocationState(exit_code=records.UNRECORDED["Succeeded"], **ended)
+    world.allocator.say("101", **ended)
+    await world.until(lambda: world.status()["phase"] != "Running")
+    assert world.status()["phase"] == phase
+
+
+async def test_one_answer_that_lacks_a_job_ends_no_pod(world: path.World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agent is on the line: the pod runs, whatever Slurm has forgotten; and what Slurm says later counts."""
+    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "LINK_SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = await running(world)
+    for phase in (model.Phase.GONE, model.Phase.STARTED):
+        world.allocator.say("101", phase=phase, state="RUNNING")
+        await world.agents.took_report(uid, report(uid, 2, pod_ip=f"10.0.0.{len(phase.value)}"))
+        await asyncio.sleep(0.1)
+    assert (world.line.asked, world.status()["phase"]) == ([], "Running")
+    await world.agents.disconnected(uid)
+    await asyncio.sleep(0.1)
+    assert world.status()["phase"] == "Running"
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert world.status()["reason"] == "Evicted"
 
 
 @pytest.mark.parametrize(
