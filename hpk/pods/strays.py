@@ -1,4 +1,4 @@
-"""Jobs that no pod will use: what an sbatch whose answer was lost has left in the queue; pure but for a look at names.
+"""Jobs that no pod will use: what an sbatch whose answer was lost has left in the queue; pure.
 
 Such a job counts against the user's limits, and starts one day into a directory that is gone.  It is ended only where
 it is certain that it is not its pod's, and only if this state directory's kubelet submitted it.
@@ -6,12 +6,12 @@ it is certain that it is not its pod's, and only if this state directory's kubel
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from hpk import jobdir
     from hpk.pods import model
@@ -54,33 +54,47 @@ def carries(job: slurm_model.Job, uid: str) -> bool:
     return is_there and is_ours and job.id.isdigit()
 
 
+def places(state: jobdir.State) -> frozenset[str]:
+    """Return the names of the directory of all pods' directories; blocks, for a thread."""
+    return frozenset({state.pods, os.path.realpath(state.pods)})
+
+
+def ours(jobs: Iterable[slurm_model.Job], *, places: Container[str]) -> dict[str, list[slurm_model.Job]]:
+    """Return this state directory's jobs that are not over, by the UID of their pod.
+
+    Args:
+        jobs: All of the user's, of one of Slurm's answers.
+        places: Other directories' jobs, of another control plane, are none of ours.
+    """
+    found: dict[str, list[slurm_model.Job]] = {}
+    for job in jobs:
+        parent, _, uid = job.work_directory.rpartition("/")
+        if parent in places and carries(job, uid) and not (job.state.is_over or job.state.is_ending):
+            found.setdefault(uid, []).append(job)
+    return found
+
+
 def find(
-    jobs: Iterable[slurm_model.Job],
+    jobs: Mapping[str, list[slurm_model.Job]],
     *,
-    state: jobdir.State,
+    left: Container[str],
     followed: Mapping[str, model.Allocation],
     pods: Pods,
 ) -> Iterator[Stray]:
-    """Yield the jobs of this state directory that are certainly no pod's.
+    """Yield the jobs that are certainly no pod's.
 
     Those that wait; and those of pods that are gone while their directory is there, in whatever state.  Others that
     have started end by themselves: their agents find the claim, or no directory.
 
     Args:
-        jobs: All of the user's, of one of Slurm's answers.
-        state: Other state directories' jobs, of another control plane, are none of ours.
+        jobs: Ours, by the UID of their pod.
+        left: The UIDs of pods that are gone and whose directories are there.
         followed: By UID, the allocations that workers follow.
         pods: As they are now.  A pod without an allocation that is not over may yet adopt any of its jobs.
     """
-    places = {state.pods, str(Path(state.pods).resolve())}
-    ours: dict[str, list[slurm_model.Job]] = {}
-    for job in jobs:
-        parent, _, uid = job.work_directory.rpartition("/")
-        if parent in places and carries(job, uid) and not (job.state.is_over or job.state.is_ending):
-            ours.setdefault(uid, []).append(job)
-    for uid, mine in ours.items():
+    for uid, mine in jobs.items():
         if not pods.is_known(uid):
-            has_directory = Path(state.pod(uid).root).is_dir()
+            has_directory = uid in left
             why = "its pod is gone"
             others = [job for job in mine if has_directory or job.state.is_queued]
             yield from (Stray(job_id=job.id, uid=uid, why=why, has_directory=has_directory) for job in others)

@@ -13,6 +13,7 @@ may put another pod's UID there.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,9 +57,10 @@ class JobPerPod:
         on_change: Callable[[str], None],
     ) -> None:
         self._slurm, self._jobs, self._state, self._on_change = slurm, jobs, state, on_change
-        self._stops: dict[str, Callable[[], None]] = {}
+        # By allocation, not by number: Slurm may give a number out again.
+        self._stops: dict[model.Allocation, Callable[[], None]] = {}
         self._followed: dict[str, model.Allocation] = {}
-        self._submitted: set[str] = set()
+        self._submitted: set[model.Allocation] = set()
 
     async def find(self, uid: str) -> model.Allocation | None:
         """Return the pod's job by what its directory and Slurm say, or None if it has none.
@@ -112,9 +114,10 @@ class JobPerPod:
         directory = self._state.pod(uid)
         began_at = time.time()
         job_id = await self._slurm.submit(script, directory=Path(directory.root))
-        self._submitted.add(job_id)
+        made = model.Allocation(job_id=job_id, uid=uid)
+        self._submitted.add(made)
         await self._record(uid, job_id, submitted_at=began_at)
-        return model.Allocation(job_id=job_id, uid=uid)
+        return made
 
     async def _record(self, uid: str, job_id: str, *, submitted_at: float) -> None:
         """Note the job for the next kubelet; a file system that refuses costs that one a question."""
@@ -138,7 +141,7 @@ class JobPerPod:
     async def _has_number(self, allocation: model.Allocation) -> bool:
         """Return whether the job of this number is the allocation's: sbatch or the newest snapshot says so."""
         sighting = self._sighting(allocation)
-        if sighting is None and allocation.job_id in self._submitted:
+        if sighting is None and allocation in self._submitted:
             return True  # a snapshot from before the submission may name the last job of the number
         if sighting is None:
             await self._jobs.fresh()
@@ -173,18 +176,18 @@ class JobPerPod:
         """Mark the pod at each change of its job, and ask once soon: a job may wait, and its owner wants to know."""
         self._stop_watching(allocation)
         self._followed[uid] = allocation
-        self._stops[allocation.job_id] = self._jobs.watch(allocation.job_id, lambda: self._on_change(uid))
+        self._stops[allocation] = self._jobs.watch(allocation.job_id, lambda: self._on_change(uid))
         self._jobs.ask_soon(after_seconds=FIRST_LOOK_SECONDS)
 
     def forget(self, allocation: model.Allocation) -> None:
         """Follow the job no longer."""
         if self._followed.get(allocation.uid) == allocation:
             del self._followed[allocation.uid]
-        self._submitted.discard(allocation.job_id)
+        self._submitted.discard(allocation)
         self._stop_watching(allocation)
 
     def _stop_watching(self, allocation: model.Allocation) -> None:
-        if stop := self._stops.pop(allocation.job_id, None):
+        if stop := self._stops.pop(allocation, None):
             stop()
 
     def hurry(self, *, after_seconds: float = 0.0) -> None:
@@ -198,10 +201,18 @@ class JobPerPod:
             pods: All pods of the node; they must have been listed once.
         """
         seen = None
+        places = await asyncio.to_thread(strays.places, self._state)
         while True:
             seen = await self._jobs.newer(seen)
-            for stray in list(strays.find(seen.jobs.values(), state=self._state, followed=self._followed, pods=pods)):
+            ours = strays.ours(seen.jobs.values(), places=places)
+            gone = [uid for uid in ours if not pods.is_known(uid)]
+            left = await asyncio.to_thread(self._left, gone) if gone else frozenset[str]()
+            for stray in list(strays.find(ours, left=left, followed=self._followed, pods=pods)):
                 await self._end_stray(stray)
+
+    def _left(self, uids: Iterable[str]) -> frozenset[str]:
+        """Return whose directories are there; one that cannot be seen now is looked at after the next answer."""
+        return frozenset(uid for uid in uids if os.path.isdir(self._state.pod(uid).root))  # noqa: PTH112 - raises nothing
 
     async def _end_stray(self, stray: strays.Stray) -> None:
         if stray.has_directory:

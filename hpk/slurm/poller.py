@@ -187,7 +187,9 @@ class Poller:
         while (pause := max(self._due_at, self._not_before) - self._clock()) > 0:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+                # Not wait_for: before Python 3.12 it passes over a cancellation that comes together with a wish.
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
 
     async def _ask(self) -> None:
         asked_at = self._clock()

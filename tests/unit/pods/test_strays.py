@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -63,14 +66,19 @@ CASES: dict[str, tuple[dict[str, str], dict[str, bool], str, list[str]]] = {
 }
 
 
+def found(state: jobdir.State, jobs: list[slurm_model.Job], *, pods: Pods, follows: str = "") -> list[str]:
+    """The strays among these jobs, where no pod has left a directory."""
+    followed = {"u": model.Allocation(job_id=follows, uid="u")} if follows else {}
+    ours = strays.ours(jobs, places=strays.places(state))
+    return [stray.job_id for stray in strays.find(ours, left=(), followed=followed, pods=pods)]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_only_what_is_certainly_no_pods_goes(state: jobdir.State, name: str) -> None:
     """A lost answer's job counts against limits; but a pod's own must never be taken for one."""
     words, over, follows, gone = CASES[name]
     jobs = [job(number, f"{state.pods}/u", word) for number, word in words.items()]
-    followed = {"u": model.Allocation(job_id=follows, uid="u")} if follows else {}
-    found = list(strays.find(jobs, state=state, followed=followed, pods=Pods(**over)))
-    assert [stray.job_id for stray in found] == gone
+    assert found(state, jobs, pods=Pods(**over), follows=follows) == gone
 
 
 @pytest.mark.parametrize(
@@ -79,13 +87,13 @@ def test_only_what_is_certainly_no_pods_goes(state: jobdir.State, name: str) -> 
 def test_jobs_of_another_control_plane_are_none_of_ours(state: jobdir.State, directory: str) -> None:
     """A second state directory of the same user's, or the user's own jobs, whatever they are called."""
     jobs = [job("1", directory.format(pods=state.pods), name="u", comment="u")]
-    assert list(strays.find(jobs, state=state, followed={}, pods=Pods())) == []
+    assert found(state, jobs, pods=Pods()) == []
 
 
 def test_a_job_that_a_person_submitted_from_there_is_theirs(state: jobdir.State) -> None:
     """Somebody stood in the pod's directory and called sbatch with a script."""
     jobs = [job("1", f"{state.pods}/u", command="/home/a/my.sh"), job("2_[1-3]", f"{state.pods}/u")]
-    assert list(strays.find(jobs, state=state, followed={}, pods=Pods())) == []
+    assert found(state, jobs, pods=Pods()) == []
 
 
 async def test_a_pod_that_was_deleted_in_between_is_its_workers_to_end(state: jobdir.State) -> None:
@@ -112,3 +120,37 @@ async def test_a_pod_that_was_deleted_in_between_is_its_workers_to_end(state: jo
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert (woken, cancelled) == (["u"], ["2", "3"])
+
+
+async def test_a_home_that_hangs_holds_up_nothing_else(state: jobdir.State, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease is renewed, and kubectl answered, while a look takes its time; nor is any error fatal."""
+    loop = threading.get_ident()
+    looked: list[bool] = []
+
+    def stat(path: object, **_: object) -> object:
+        if str(path).startswith(state.pods):
+            looked.append(threading.get_ident() != loop)
+            raise OSError(errno.ESTALE, "Stale file handle", path)
+        return real(path, **_)  # type: ignore[arg-type]
+
+    real = os.stat
+    cancelled: list[str] = []
+
+    class Slurm:
+        async def cancel(self, job_id: str, *, only_pending: bool) -> None:
+            assert only_pending
+            cancelled.append(job_id)
+
+    polling = poller.Poller(fake.FakeSource([job("1", f"{state.pods}/u", RUNNING), job("2", f"{state.pods}/v")]))
+    mine = submit.JobPerPod(cast("Any", Slurm()), polling, state=state, on_change=lambda _uid: None)
+    monkeypatch.setattr(os, "stat", stat)
+    tasks = [asyncio.create_task(polling.run()), asyncio.create_task(mine.sweep(Pods()))]
+    async with asyncio.timeout(10):
+        while not cancelled:  # noqa: ASYNC110 - what the fake saw
+            await asyncio.sleep(0.001)
+    monkeypatch.undo()
+    assert not tasks[1].done()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (cancelled, set(looked)) == (["2"], {True})

@@ -246,6 +246,30 @@ async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdi
     await asyncio.gather(asking, return_exceptions=True)
 
 
+async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(state: jobdir.State) -> None:
+    """It is watched on, and nobody takes what sbatch has just given to one for the other's."""
+    slurm, woken = Slurm(), list[str]()
+    source = fake.FakeSource()
+    polling = poller.Poller(source, poll_seconds=0.01)
+    asking = asyncio.create_task(polling.run())
+    await polling.fresh()
+    mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=woken.append)
+    before = model.Allocation(job_id="17", uid="before")
+    mine.watch("before", before)
+    given = await mine.allocate(UID, script="#!/bin/sh")
+    mine.watch(UID, given)
+    source.answer = [job("17", work_directory=DIRECTORY)]
+    await mine.release(before)
+    assert slurm.cancelled == []
+    mine.forget(before)
+    source.answer = []
+    await polling.fresh()
+    assert mine.observe(given).phase is model.Phase.GONE
+    assert woken[-1] == UID
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     ("word", "phase", "is_ending"),
     [("COMPLETING", model.Phase.STARTED, True), ("RUNNING", model.Phase.STARTED, False)],

@@ -244,3 +244,15 @@ async def test_leaving_twice_does_no_harm(clock: Time) -> None:
         await clock.advance(1)
         task.cancel()
     assert len(calls) == 1
+
+
+async def test_it_ends_when_it_is_told_to_though_somebody_wishes_for_an_answer(clock: Time) -> None:
+    """Both at once, as when the kubelet is stopped: nothing waits for a poller that goes on."""
+    source = fake.FakeSource()
+    polling = make(source, clock)
+    task = asyncio.create_task(polling.run())
+    await clock.advance(5)
+    polling.ask_soon()
+    task.cancel()
+    await settle()
+    assert task.cancelled()
