@@ -73,6 +73,9 @@ class Ephemeral:
         name = container.name
         if name in self._tasks:
             return None  # its end makes a round
+        if name in self._plans and self._plans[name]["image"] != container.image:
+            del self._plans[name]  # it was changed again before the agent knew of the last change
+            self._due.pop(name, None)
         if not self._s.agents.is_connected(self.uid):
             self.waiting[name] = (CREATING, "the pod's agent is not connected now")
             if name in self._plans:

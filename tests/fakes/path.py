@@ -148,7 +148,7 @@ class FakePreparer:
             await held.wait()
         if self.errors:
             raise self.errors.pop(0)
-        return {"name": container.name}
+        return {"name": container.name, "image": container.image}
 
 
 class FakeLine:
@@ -157,6 +157,7 @@ class FakeLine:
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []
         self.started: list[str] = []
+        self.images: list[str] = []
         self.why_not = ""
         self.renewed: list[Any] = []
         self.is_old = False
@@ -178,6 +179,7 @@ class FakeLine:
         if self.why_not:
             raise errors.AgentUnavailable(self.why_not)
         self.started.append(plan["name"])
+        self.images.append(plan["image"])
 
 
 class World:

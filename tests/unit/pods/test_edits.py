@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpk import errors
-from hpk.pods import prepare
+from hpk.pods import ephemeral, prepare
 from tests.fakes import path
 from tests.unit.pods.test_worker import report, running
 
@@ -47,6 +48,26 @@ async def test_the_agent_is_told_of_a_new_image(world: path.World) -> None:
     assert world.status()["containerStatuses"][0]["imageID"] == "sha256:new"
     assert world.status()["observedGeneration"] == 2
     assert world.line.started == ["c"]
+
+
+async def test_an_image_that_is_changed_again_at_once_is_the_last_one(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the agent's report names the first; and while the first is still being made ready."""
+    monkeypatch.setattr(ephemeral, "ANSWER_SECONDS", 0.01)
+    uid = await running(world)
+    await edit(world, "j")
+    await world.until(lambda: "j" in world.line.images)
+    await edit(world, "k")
+    await world.agents.took_report(uid, changed(uid, "j"))
+    await world.until(lambda: world.line.images[-1] == "k")
+    world.preparer.held["c"] = asyncio.Event()
+    await edit(world, "l")
+    await world.until(lambda: len(world.preparer.asked_for) == 3)
+    await edit(world, "m")
+    world.preparer.held["c"].set()
+    await world.until(lambda: world.line.images[-1] == "m")
+    assert "l" not in world.line.images
 
 
 async def test_a_new_image_that_cannot_be_had_leaves_the_container_as_it_is(world: path.World) -> None:
