@@ -6,6 +6,7 @@ As pkg/kubelet/clustertrustbundle has it: a bundle by its name, or those of a si
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hpk.kube import client, selectors, v1
 
 PATH = "/apis/certificates.k8s.io/v1/clustertrustbundles"
-CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----\s*([A-Za-z0-9+/=\s]+?)\s*-----END CERTIFICATE-----")
+CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
 LINE = 64
 """Characters of base64 in a line of PEM."""
 
@@ -76,7 +77,10 @@ async def read(kube: client.Kube, wanted: Key) -> str | None:
 
 def normalized(bundles: Iterable[str]) -> str:
     """Return the certificates of PEM texts, each once, without what stands around them."""
-    blocks = {base64.b64decode(block) for text in bundles for block in CERTIFICATE.findall(text)}
+    blocks = set[bytes]()
+    for block in (block for text in bundles for block in CERTIFICATE.findall(text)):
+        with contextlib.suppress(ValueError):  # no base64: it stands around them
+            blocks.add(base64.b64decode(block))
     return "".join(map(_pem, sorted(blocks)))
 
 

@@ -77,3 +77,10 @@ def test_a_selector_is_said_as_the_api_has_it() -> None:
     one = pod(signerName="x/y", labelSelector={"matchLabels": {"k": "v"}, "matchExpressions": expressions})
     [wanted] = sources.needs(one).bundles
     assert wanted == ("", "x/y", "k=v,a in (1,2),b notin (3),c,!d")
+
+
+def test_text_around_certificates_costs_nothing() -> None:
+    """A bundle may hold what looks like the beginning of one, and a mebibyte of blanks: pods do not wait for it."""
+    blanks = "-----BEGIN CERTIFICATE-----" + " " * (1 << 18)
+    odd = "-----BEGIN CERTIFICATE-----abc-----END CERTIFICATE-----"
+    assert bundles.normalized([f"{ONE}{odd}\n{blanks}\n{TWO}"]) == ONE + TWO
