@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LOG = structlog.get_logger(__name__)
 EVENTS = "/api/v1/events"
+PAGE = 500
+"""Events that are read at a time: an hour's may be a hundred thousand."""
 MOST_WAITING = 5000
 MOST_PODS = 20000
 """Whose newest event is remembered."""
@@ -63,14 +65,19 @@ class Recorder:
         """Learn what an earlier kubelet has told; without that, its events are said again, and refused as known."""
         if self._history is None:
             return
-        try:
-            found = await self._history.get(EVENTS, query={"fieldSelector": f"reportingComponent={self._component}"})
-        except errors.HpkError as error:
-            LOG.warning("Cannot read the events that were told before", component=self._component, error=str(error))
-            return
-        for raw in found["items"]:
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # not ours: anybody may write events
-                self._remember(raw)
+        query = {"fieldSelector": f"reportingComponent={self._component}", "limit": str(PAGE)}
+        while True:
+            try:
+                found = await self._history.get(EVENTS, query=query)
+            except errors.HpkError as error:
+                LOG.warning("Cannot read the events that were told before", component=self._component, error=str(error))
+                return
+            for raw in found["items"]:
+                with contextlib.suppress(KeyError, TypeError, ValueError):  # not ours: anybody may write events
+                    self._remember(raw)
+            if not (token := found["metadata"].get("continue")):
+                return
+            query = {**query, "continue": token}
 
     def tell(
         self,

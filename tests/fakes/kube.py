@@ -100,7 +100,12 @@ class FakeKube:
         if _is_collection(path):
             items = [item for key, item in sorted(self._objects.items()) if _is_listed(path, key)]
             items = [copy.deepcopy(item) for item in items if _is_selected(item, query or {})]
-            return {"kind": "List", "metadata": {"resourceVersion": str(self._version())}, "items": items}
+            meta = {"resourceVersion": str(self._version())}
+            if limit := int((query or {}).get("limit") or 0):
+                start = int((query or {}).get("continue") or 0)
+                meta |= {"continue": str(start + limit)} if start + limit < len(items) else {}
+                items = items[start : start + limit]
+            return {"kind": "List", "metadata": meta, "items": items}
         raise _not_found(path)
 
     async def list(self, path: str, *, query: Mapping[str, Any] | None = None) -> list[Object]:

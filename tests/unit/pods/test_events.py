@@ -149,6 +149,23 @@ async def test_a_kubelet_that_cannot_learn_what_was_told_starts_all_the_same(
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_what_was_told_is_read_in_pages(
+    api: kube.FakeKube, told: events.Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour of many short pods leaves a hundred thousand events: they are never in memory together."""
+    monkeypatch.setattr(events, "PAGE", 2)
+    for number in range(5):
+        told.tell(POD, "Normal", f"Started{number}", "Container started", number=number + 1)
+    await posted(api, calls=5)
+    before = len(api.verbs(events.EVENTS))
+    again, task = await restarted(api)
+    assert len(api.verbs(events.EVENTS)) == before + 3
+    again.tell(POD, "Normal", "Started4", "Container started", number=5)
+    assert not again._waiting
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_an_event_that_has_expired_is_posted_anew(api: kube.FakeKube, told: events.Recorder) -> None:
     """The API server keeps events for an hour; what goes on longer is still seen, with its count."""
     told.tell(POD, "Normal", "BackOff", "pulling")
