@@ -146,7 +146,7 @@ class Preparer:
             address=self._addresses.give(pod.metadata.uid) if self._site.network == "overlay" else None,
         )
         plan = self._plan(pod, cluster, ingredients)
-        job = self._job(pod, plan)
+        job = self._job(pod, cluster, plan)
         names = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
         return Ready(work=model.Work(plan=plan, job=job), script=script.render(job), images=names)
 
@@ -194,10 +194,11 @@ class Preparer:
         self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
         return NotReady({error.container: ("CreateContainerConfigError", str(error))}, seconds=CONFIG_PAUSE_SECONDS)
 
-    def _job(self, pod: v1.Pod, plan: records.PodPlan) -> model.JobPlan:
+    def _job(self, pod: v1.Pod, cluster: admit.Cluster, plan: records.PodPlan) -> model.JobPlan:
         directory = self._state.pod(pod.metadata.uid)
         commands = self._launcher.commands(plan, directory=directory.root)
-        return translate.job_plan(pod, site=self._site, directory=Path(directory.root), commands=commands)
+        where = Path(directory.root)
+        return translate.job_plan(pod, site=self._site, directory=where, commands=commands, capacity=cluster.capacity)
 
     # Images
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpk.images import image as images
     from hpk.kube import handlers
     from hpk.network import sandbox
+    from hpk.slurm import model as slurm_model
     from hpk.volumes import sources
 
 NODE_HOSTS_HEAD = "# Kubernetes-managed hosts file (host network).\n"
@@ -120,7 +121,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "disk_limits": disk.limits(pod),
         "has_one_id": site.has_one_id,
         "share_processes": pod.spec.share_process_namespace,
-        "warning": warning.early(pod, _options(pod, site)).plan,
+        "warning": warning.early(pod, _options(pod, site), cluster.capacity).plan,
     }
     if (added := dns(pod)) is not None:
         plan["dns"] = added
@@ -324,13 +325,16 @@ def _options(pod: v1.Pod, site: Site) -> dict[str, str | None]:
     return flags.layered(site.settings_flags, admit.job_flags(pod))
 
 
-def directives(pod: v1.Pod, *, site: Site, directory: Path) -> dict[str, str | None]:
+def directives(
+    pod: v1.Pod, *, site: Site, directory: Path, capacity: slurm_model.Capacity | None = None
+) -> dict[str, str | None]:
     """The job's ``#SBATCH`` options: ours, then the settings', then the pod's own, which win.
 
     Args:
         pod: An admitted pod.
         site: Of this kubelet.
         directory: The pod's own.
+        capacity: What Slurm said of its partitions, if anything; the same as for the pod's plan.
     """
     asked = resources.request(pod)
     uid = pod.metadata.uid
@@ -349,15 +353,20 @@ def directives(pod: v1.Pod, *, site: Site, directory: Path) -> dict[str, str | N
         del options["ntasks"]  # sbatch would take it for the number of all tasks, and the other for a bound
     options = flags.layered(options, asked_for)
     options.pop("signal", None)
-    if directive := warning.early(pod, asked_for).directive:
+    if directive := warning.early(pod, asked_for, capacity).directive:
         options["signal"] = directive
     # The pod's directory is the third place where a job's pod is found, whatever the user's flags say.
     options |= {"chdir": str(directory), "output": str(directory / "job.out"), "error": str(directory / "job.out")}
     return {**options, "no-requeue": None, "open-mode": "append"}
 
 
-def job_plan(  # noqa: D417 - site, pod as above
-    pod: v1.Pod, *, site: Site, directory: Path, commands: sandbox.Commands
+def job_plan(  # noqa: D417 - site, pod, capacity as above
+    pod: v1.Pod,
+    *,
+    site: Site,
+    directory: Path,
+    commands: sandbox.Commands,
+    capacity: slurm_model.Capacity | None = None,
 ) -> model.JobPlan:
     """What ``script.sh`` is rendered from.
 
@@ -366,11 +375,11 @@ def job_plan(  # noqa: D417 - site, pod as above
         commands: How this site starts and cleans a sandbox.
     """
     return model.JobPlan(
-        directives=directives(pod, site=site, directory=directory),
+        directives=directives(pod, site=site, directory=directory, capacity=capacity),
         prelude=site.prelude,
         directory=directory,
         sandbox=commands.start,
         scratch=commands.scratch,
         cleanup=commands.clean,
-        signals=warning.early(pod, _options(pod, site)).signals,
+        signals=warning.early(pod, _options(pod, site), capacity).signals,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
+from hpk.pods import admit
 from hpk.slurm import flags, parse
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from hpk import records
     from hpk.kube import v1
+    from hpk.slurm import model as slurm_model
 
 MARGIN_SECONDS = 15
 ERROR_SECONDS = 60
@@ -39,17 +41,17 @@ class Early:
     plan: records.Warning
 
 
-def early(pod: v1.Pod, options: Mapping[str, str | None]) -> Early:
+def early(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity | None = None) -> Early:
     """The early warning of this pod's job.
 
     Args:
         pod: An admitted pod.
         options: The settings' and the pod's own sbatch options.
+        capacity: What Slurm said of its partitions, whose default is the limit of a job that names none.
     """
     wanted = options.get("signal")
     asked = flags.signal_of(wanted) if wanted else None
-    limit = options.get("time")
-    lead = _lead(pod, parse.duration(limit) if limit else None)
+    lead = _lead(pod, _limit(options, capacity))
     first = min(max(lead or 0, asked.seconds if asked else 0), flags.MOST_SIGNAL_SECONDS)
     signals = [jobdir.WARNING_SIGNAL, jobdir.END_SIGNAL]
     plan: records.Warning = {
@@ -63,6 +65,18 @@ def early(pod: v1.Pod, options: Mapping[str, str | None]) -> Early:
         return Early(directive=None, signals=signals, plan=plan)
     letters = "RB" if asked and asked.may_overlap else "B"
     return Early(directive=f"{letters}:{jobdir.WARNING_SIGNAL}@{first}", signals=signals, plan=plan)
+
+
+def _limit(options: Mapping[str, str | None], capacity: slurm_model.Capacity | None) -> int | None:
+    """The job's time limit; None where it has none, or none is known.  Of several partitions any may run it."""
+    if text := options.get("time"):
+        return parse.duration(text)
+    if capacity is None:
+        return None
+    names = admit.partitions(options) or [capacity.default_partition or ""]
+    known = [capacity.partitions[name] for name in names if name in capacity.partitions]
+    limits = [one.max_seconds if one.default_seconds is None else one.default_seconds for one in known]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _lead(pod: v1.Pod, time_limit: int | None) -> int | None:

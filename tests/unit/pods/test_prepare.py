@@ -16,6 +16,7 @@ from hpk.images import image as images
 from hpk.kube import v1
 from hpk.network import addresses, sandbox
 from hpk.pods import admit, prepare, translate
+from hpk.slurm import parse
 from hpk.volumes import sources
 from tests.fakes import kube
 
@@ -116,6 +117,18 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A fresh one, that does not pause between tries of a read."""
     monkeypatch.setattr(sources, "SECONDS_TRIES", (0.0,))
     return World(tmp_path)
+
+
+async def test_agent_and_slurm_hear_the_same_of_a_limit_that_the_partition_sets(world: World) -> None:
+    """A warning that the agent would not expect, or expects in vain, ends a pod too early or too late."""
+    row = ("c1", "main", "main*", "up", "infinite", "0:01:00", "idle", "8", "16000", "(null)", "(null)")
+    capacity = parse.capacity(parse.UNIT.join(row) + parse.RECORD + "\n")
+    ready = await world.once(cluster=dataclasses.replace(CLUSTER, capacity=capacity))
+    assert ready.work.plan["warning"]["end_after"] is None
+    assert "--signal" not in ready.script
+    ready = await world.once()
+    assert ready.work.plan["warning"]["end_after"] == 0.0
+    assert "--signal" in ready.script
 
 
 async def test_a_pod_with_all_that_it_needs_is_ready(world: World) -> None:

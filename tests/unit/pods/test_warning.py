@@ -9,6 +9,7 @@ import pytest
 from hpk import jobdir
 from hpk.kube import v1
 from hpk.pods import warning
+from hpk.slurm import parse
 
 
 def pod(grace: int = 30) -> v1.Pod:
@@ -38,6 +39,25 @@ def test_one_warning_serves_the_grace_and_the_user_s_signal(
     made = warning.early(pod(grace), options)
     assert made.directive == directive
     assert (made.plan["end_after"], made.plan["signal"], made.plan["signal_after"]) == plan
+
+
+@pytest.mark.parametrize(
+    ("longest", "default", "partition", "directive"),
+    [
+        ("infinite", "0:01:00", None, None),
+        ("0:10:00", "n/a", None, "B:50@45"),
+        ("0:02:00", "n/a", "main", None),
+        ("infinite", "n/a", None, "B:50@45"),
+        ("0:01:00", "n/a", "hidden", "B:50@45"),
+    ],
+)
+def test_a_job_that_names_no_limit_has_its_partition_s(
+    longest: str, default: str, partition: str | None, directive: str | None
+) -> None:
+    """A warning that comes before the pod has begun would end it at once."""
+    row = ("c1", "main", "main*", "up", longest, default, "idle", "8", "16000", "(null)", "(null)")
+    capacity = parse.capacity(parse.UNIT.join(row) + parse.RECORD + "\n")
+    assert warning.early(pod(), {"partition": partition}, capacity).directive == directive
 
 
 def test_the_script_hands_on_what_was_asked_for() -> None:
