@@ -145,6 +145,7 @@ async def _start(
         cluster=cluster.for_binder,
         others=made.pods.occupants,
     )
+    made.reviews.namespaces = binder.labels_of_namespaces
     nodes = _watch_node(binder_kube, settings.node_name, on_change=binder.retry)
     cluster.node_object = lambda: nodes.named("", settings.node_name)
     cluster.on_change = binder.retry
@@ -177,8 +178,8 @@ def _watch_node(kube: client.Kube, name: str, *, on_change: Callable[[], None]) 
 
 async def _bind(binder: bind.Binder, nodes: informer.Informer, pods: watch.Pods) -> None:
     """Bind pods once it is known what is on the node already."""
-    await nodes.synced.wait()
-    await pods.informer.synced.wait()
+    for known in (nodes, pods.informer, binder.namespaces):
+        await known.synced.wait()
     await binder.queue.run()
 
 
@@ -260,6 +261,7 @@ class Kubelet:
             knows_pods=self.pods.informer.synced,
         )
         self.node = node.NodeController(kube, cluster.facts, self._observe)
+        self.reviews = review.Reviews(cluster=cluster.for_pods, gate=self._gate, others=self.pods.occupants)
         self._server = self._make_server(settings, control_plane, kube)
         network = sandbox.choose(settings.network, site)
         LOG.info("Pods' network", mode=network, has_subordinate_ids=not self._has_one_id)
@@ -388,7 +390,7 @@ class Kubelet:
                 log_files=settings.container_log_max_files,
                 images=collect.configuration(collect.policy(settings)),
             ),
-            reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate, others=self.pods.occupants),
+            reviews=self.reviews,
         )
 
     def _observe(self) -> node.Observation:

@@ -93,7 +93,7 @@ class Binder:
         cluster = self._cluster()
         if cluster is None:
             return await self._hold(pod, schedule.Wants.NODE, schedule.NO_NODE)
-        around = schedule.Surroundings(others=self._others, namespaces=self._namespaces)
+        around = schedule.Surroundings(others=self._others, namespaces=self.labels_of_namespaces)
         try:
             hindrance = schedule.hindrance(pod, cluster, around)
         except errors.PodRefused:
@@ -169,7 +169,8 @@ class Binder:
         self._recorder.tell(pod, "Warning", "FailedScheduling", other_scheduler(pod), key="scheduler")
         return None
 
-    def _namespaces(self) -> dict[str, dict[str, str]]:
+    def labels_of_namespaces(self) -> dict[str, dict[str, str]]:
+        """Return each namespace's labels."""
         return {
             raw["metadata"]["name"]: raw["metadata"].get("labels") or {} for raw in self.namespaces.objects.values()
         }

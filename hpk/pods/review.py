@@ -11,7 +11,7 @@ from hpk import errors
 from hpk.pods import admit, bind, fit, gate, runtime, schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hpk.kube import v1
     from hpk.pods import occupants
@@ -24,12 +24,17 @@ RESIZE = (
 
 
 class Reviews:
-    """Decides about pods, and warns about what makes pods."""
+    """Decides about pods, and warns about what makes pods.
+
+    Attributes:
+        namespaces: Labels by namespace, for affinity terms that choose namespaces by them.
+    """
 
     def __init__(
         self, *, cluster: Callable[[], admit.Cluster], gate: gate.Gate, others: occupants.Occupants | None = None
     ) -> None:
         self._cluster, self._gate, self._others = cluster, gate, others
+        self.namespaces: Callable[[], Mapping[str, Mapping[str, str]]] = dict
 
     def review(
         self, kind: str, raw: Object, *, old: Object | None = None, part: str = ""
@@ -72,7 +77,8 @@ class Reviews:
         elif pod.spec.scheduler_name not in {"", bind.SCHEDULER}:
             found.append(bind.other_scheduler(pod))
         elif self._others is not None:
-            hindrance = schedule.hindrance(pod, cluster, schedule.Surroundings(others=self._others))
+            around = schedule.Surroundings(others=self._others, namespaces=self.namespaces)
+            hindrance = schedule.hindrance(pod, cluster, around)
             found += [f"the pod stays Pending for now: {hindrance.message}"] if hindrance else []
         missing = runtime.trouble(pod, cluster)
         return [*found, *([f"the pod stays Pending for now: {missing}"] if missing else [])]

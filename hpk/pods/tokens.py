@@ -82,6 +82,9 @@ class Tokens:
                 self._s.agents.renew(self.uid, with_tokens(plan))
         except (errors.HpkError, OSError, ValueError) as error:
             LOG.warning("Cannot renew a pod's tokens, will try again", pod=pod.where, uid=self.uid, error=str(error))
+            if isinstance(error, errors.Rejected | errors.NotFound):  # such as for a service account that is gone
+                message = f"Cannot renew the pod's service-account token, will try again: {error}"
+                self._s.recorder.tell(pod, "Warning", "FailedMount", message)
         finally:
             self._is_in_hand = False
 

@@ -238,3 +238,17 @@ def test_a_pod_is_not_resized() -> None:
     old, new = raw(requests={"cpu": "1"}, nodeName="hpk"), raw(requests={"cpu": "2"}, nodeName="hpk")
     assert reviews().review("Pod", new, old=old, part="resize") == (review.RESIZE, [])
     assert reviews().review("Pod", old, old=old, part="resize") == (None, [])
+
+
+def test_affinity_to_pods_of_other_namespaces_is_judged_by_these_namespaces_labels() -> None:
+    """As the binder does, or the warning would not be true."""
+    there = {"metadata": {"name": "a", "namespace": "other", "uid": "a", "labels": {"app": "x"}}, "spec": {}}
+    term = {"topologyKey": "host", "labelSelector": {"matchLabels": {"app": "x"}}}
+    term["namespaceSelector"] = {"matchLabels": {"team": "a"}}
+    pod = raw(affinity={"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}})
+    made = reviews(dataclasses.replace(CLUSTER, labels={"host": "hpk"}))
+    assert made._others is not None
+    made._others.update("a", there)
+    assert "didn't match pod affinity rules" in made.review("Pod", pod)[1][0]
+    made.namespaces = lambda: {"other": {"team": "a"}}
+    assert made.review("Pod", pod) == (None, [])

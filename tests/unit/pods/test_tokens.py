@@ -75,6 +75,16 @@ async def test_an_api_server_that_is_away_is_asked_again(world: path.World) -> N
     assert world.status()["phase"] == "Pending"
 
 
+async def test_a_token_that_is_refused_is_told_on_the_pod(world: path.World) -> None:
+    """Its service account is gone: the token will end, and the pod's owner reads why; an outage is not the pod's."""
+    gone = errors.NotFound('serviceaccounts "robot" not found')
+    world.preparer.tokens = [errors.ApiUnavailable("away"), gone, sources.Token("new", LATER)]
+    uid = world.create()
+    await world.until(lambda: planned(world, uid) == ["new", "ca"])
+    (event,) = [event for event in world.told() if event.reason == "FailedMount"]
+    assert 'serviceaccounts "robot" not found' in event.message
+
+
 async def test_a_running_pod_s_agent_is_sent_the_files(world: path.World) -> None:
     """Only the volume that holds the token, once for each stream: another may have read the old plan."""
     world.preparer.tokens = [sources.Token("new", LATER)]
