@@ -76,6 +76,7 @@ class Worker:
         self._told_events = 0
         self._told_queue = ""
         self._has_started = False
+        self._was_alive = False  # whether this worker has seen the pod's job hold a place, queued or running
         self._ended_at: float | None = None
         self._finished_seen_at: float | None = None
         self._inquiry = lastwords.Inquiry(used.allocator, self._directory)
@@ -262,7 +263,9 @@ class Worker:
         """Whether Slurm has let go of the pod's job, or there never was one."""
         if self._allocation is None:
             return True
-        return self._state(self._allocation).is_over
+        state = self._state(self._allocation)
+        self._was_alive = self._was_alive or state.phase in {model.Phase.QUEUED, model.Phase.STARTED}
+        return state.is_over
 
     def _state(self, allocation: model.Allocation) -> model.AllocationState:
         """What Slurm says of the job, or, once it is over, what is known of its end."""
@@ -283,7 +286,8 @@ class Worker:
     def _forget(self) -> None:
         if self._allocation is not None:
             self._s.allocator.forget(self._allocation)
-            self._s.gate.job_ended()
+            if self._was_alive or not self._launch.is_adopted:
+                self._s.gate.job_ended()  # else it was over before, and its place was given to another then
         self._ephemeral.close()
         self._edits.close()
         self._s.agents.forget(self.uid)

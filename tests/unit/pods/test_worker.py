@@ -576,6 +576,30 @@ async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(
     assert world.preparer.most_at_once <= 4
 
 
+async def test_the_deletion_of_finished_pods_gives_nobody_a_place(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their jobs ended long ago: at a limit nothing is prepared and submitted in vain for each that is cleared away."""
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    world.gate._pauses["limits"] = gate.Pauses(first_seconds=3600.0, longest_seconds=3600.0)
+    uid = await running(world, "done")
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    await world.until(lambda: not world.pods._workers)
+    world.allocator.found[uid] = "101"
+    world.allocator.limit = 1
+    world.create("runs")
+    await world.until(lambda: len(world.allocator.submitted) == 2)
+    for name in ("p1", "p2"):
+        held = world.create(name)
+        await world.until(lambda held=held: world.gate_holds(held))  # type: ignore[misc]
+    before = len(world.preparer.prepared)
+    await world.delete("done")
+    await world.until(lambda: not Path(world.state.pod(uid).root).exists() and not world.exists("done"))
+    await asyncio.sleep(0.1)
+    assert (len(world.preparer.prepared), world.allocator.refused) == (before, 1)
+
+
 async def test_a_pod_deleted_while_it_waits_for_a_place_goes_at_once(world: path.World) -> None:
     """Few are prepared at a time; nobody waits for a place for what nobody wants any more."""
     assert world.pods._services is not None
