@@ -43,12 +43,17 @@ class Tokens:
         self._due_at = 0.0
         self._is_in_hand = False
         self._renewals = 0
+        self._is_closed = False
         self._told = (0, 0)  # the last stream on which the agent was sent the files, and of which renewal
 
     def know(self, plan: records.PodPlan) -> None:
         """Take over what the plan in the pod's directory says of its tokens."""
         self._due_at = next_renewal(plan)
         self._renewals = plan.get("renewals", 0)
+
+    def close(self) -> None:
+        """Have no plan written from now on: the pod is over, and its plan, with its secrets, is about to be removed."""
+        self._is_closed = True
 
     def advance(self, pod: v1.Pod) -> float | None:
         """Begin to renew what is due; returns the seconds until that should be looked at again."""
@@ -73,7 +78,7 @@ class Tokens:
                 self._due_at = math.inf
                 return
             if await renew(plan, pod, request=self._s.preparer.token, now=time.time()):
-                await asyncio.to_thread(_write, self._plan, plan)
+                await asyncio.to_thread(self._write, plan)
                 LOG.info("Renewed a pod's tokens", pod=pod.where, uid=self.uid)
             self.know(plan)
             if self._is_untold() and self._s.agents.is_connected(self.uid):
@@ -87,6 +92,13 @@ class Tokens:
                 self._s.recorder.tell(pod, "Warning", "FailedMount", message)
         finally:
             self._is_in_hand = False
+
+    def _write(self, plan: records.PodPlan) -> None:
+        """Replace the plan, unless it has been removed meanwhile: a pod that is over keeps no secrets."""
+        if not self._is_closed and Path(self._plan).exists():
+            jobdir.write_json(self._plan, plan)
+        if self._is_closed:
+            Path(self._plan).unlink(missing_ok=True)  # it was removed while it was written
 
 
 def files_with_tokens(plan: records.PodPlan) -> Iterator[records.File]:
@@ -123,9 +135,3 @@ async def renew(plan: records.PodPlan, pod: v1.Pod, *, request: Request, now: fl
         asked["renew_at"] = fresh[key].renew_at
     plan["renewals"] = plan.get("renewals", 0) + bool(fresh)
     return bool(fresh)
-
-
-def _write(path: str, plan: records.PodPlan) -> None:
-    """Replace the plan, unless it has been removed meanwhile: a pod that is over keeps no secrets."""
-    if Path(path).exists():
-        jobdir.write_json(path, plan)

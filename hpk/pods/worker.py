@@ -201,11 +201,11 @@ class Worker:
                 await self._release(only_queued=True)
                 self._wished = grace
                 self._cancel_at = now + (0.0 if grace <= FORCED_GRACE_SECONDS else grace + UNHEARD_SECONDS)
-        elif (self._asked is None or grace < self._asked) and self._s.agents.terminate(
-            self.uid, grace_seconds=grace, reason=reason
-        ):
-            self._asked = grace
-            self._cancel_at = now + grace + END_MARGIN_SECONDS
+        elif self._asked is None or grace < self._asked:
+            is_asked = self._s.agents.terminate(self.uid, grace_seconds=grace, reason=reason)
+            self._asked = grace if is_asked else self._asked
+            if is_asked or self._cancel_at is None:  # also where it does not take what it is sent
+                self._cancel_at = now + grace + END_MARGIN_SECONDS
         if self._cancel_at is not None and now >= self._cancel_at and not self._is_released():
             self._log.warning("Cancelled a job whose pod did not end within its grace")
             if reason == EXCEEDED:
@@ -250,6 +250,7 @@ class Worker:
 
     async def _remove_secrets(self) -> None:
         """Remove the plan: nothing runs or will run, so that nobody needs its secrets, tokens and keys any more."""
+        self._launch.tokens.close()
         try:
             await asyncio.to_thread(Path(self._directory.plan).unlink, missing_ok=True)
         except OSError as error:
@@ -278,6 +279,7 @@ class Worker:
         is_finished = bool(newest and newest["finished_at"])
         if not self._is_released() and not is_finished:
             return min(await self._stop(FORCED_GRACE_SECONDS, "Deleted"), LINK_SILENCE_SECONDS)
+        self._launch.tokens.close()
         await asyncio.to_thread(shutil.rmtree, self._directory.root, ignore_errors=True)
         self._forget()
         self.is_done = True

@@ -161,9 +161,12 @@ class FakeLine:
         self.why_not = ""
         self.renewed: list[Any] = []
         self.is_old = False
+        self.is_full = False
         self.reasons: list[str] = []
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
+        if self.is_full:
+            return False
         self.reasons.append(reason)
         self.asked.append((uid, grace_seconds))
         return True

@@ -6,6 +6,7 @@ import base64
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,8 +132,24 @@ async def test_a_pod_without_tokens_asks_for_none(world: path.World) -> None:
     assert world.preparer.tokens_asked == []
 
 
-def test_a_plan_that_was_removed_stays_removed(tmp_path: Path) -> None:
-    """What was cleared away because the pod is over is not written again."""
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_plan_that_was_removed_stays_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """What was cleared away because the pod is over is not written again, however close the two are."""
+    state = jobdir.State(str(tmp_path))
+    used: Any = SimpleNamespace(state=state)
+    made = tokens.Tokens("u", used)
+    jobdir.make_directory(state.pod("u").root)
+    where = Path(state.pod("u").plan)
+    write = jobdir.write_json
+
+    def slowly(path: str, value: Any) -> None:
+        made.close()
+        where.unlink()  # as the pod's worker does
+        write(path, value)
+
     plan: Any = {"containers": []}
-    tokens._write(str(tmp_path / "spec.json"), plan)
-    assert list(tmp_path.iterdir()) == []
+    if when == "meanwhile":
+        where.touch()
+        monkeypatch.setattr(jobdir, "write_json", slowly)
+    made._write(plan)
+    assert list(where.parent.iterdir()) == []

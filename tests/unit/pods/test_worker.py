@@ -674,6 +674,18 @@ async def test_a_job_whose_agent_hears_nothing_is_cancelled_when_the_grace_is_ov
     await world.until(lambda: world.allocator.released == ["101"])
 
 
+async def test_a_job_whose_agent_takes_no_message_is_cancelled_when_the_grace_is_over(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the line and reads nothing."""
+    monkeypatch.setattr(worker, "END_MARGIN_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    await running(world)
+    world.line.is_full = True
+    await world.delete(grace=1)
+    await world.until(lambda: world.allocator.released == ["101"])
+
+
 @pytest.mark.parametrize("grace", [0, 1])
 async def test_a_forced_deletion_waits_for_no_agent_off_the_line(world: path.World, grace: int) -> None:
     """Its job is cancelled at once."""
