@@ -129,6 +129,7 @@ class Container:
             )
             text = f"Back-off restarting failed container {name} in pod {pod_name}"
             self._all.reporter.event("Warning", "BackOff", text, container=name)
+            self._all.reporter.changed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await first_of(self._wants_stop, self._has_changed)
@@ -410,6 +411,7 @@ class Container:
         )
         self._all.reporter.event("Normal", "Created", "Container created", container=name)
         self._all.reporter.event("Normal", "Started", "Container started", container=name)
+        self._all.reporter.changed()
         if not has_startup:
             self.has_started.set()
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from hpk import jobdir, records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+Kind = Literal["Normal", "Warning"]
 
 SAME_CLOCK_SECONDS = 1.0
 """What two measurements of the same two clocks may differ by: times that were told should not change."""
@@ -19,6 +22,11 @@ MOST_EVENTS = 200
 """The report carries the newest ones only: a crash loop must not make it grow."""
 LONGEST_MESSAGE = 1024
 """Of an event: no more is posted (`hpk.pods.events`), and the report is written anew with each."""
+REPEAT_SECONDS = 300.0
+"""How often an event that repeats is told at least; more often only when its count has doubled."""
+BURST = 25
+REFILL_SECONDS = 300.0
+"""A pod may have so many events of a type told at once, then one in this time: the kubelet would post no more."""
 
 
 class Uplink(Protocol):
@@ -26,6 +34,32 @@ class Uplink(Protocol):
 
     def publish(self, sequence: int, data: bytes) -> None:
         """Send this report, and forget older ones."""
+
+
+class Worth:
+    """Which events are worth a report of their own: of those that repeat, and of those that are many, some are."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told_at: dict[tuple[str, ...], float] = {}
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def is_told(self, said: tuple[str, ...], count: int) -> bool:
+        """Return whether this event, which begins with its type, is to be told when it has happened so many times."""
+        now = self._clock()
+        has_doubled = count & (count - 1) == 0
+        if not has_doubled and now - self._told_at.get(said, -math.inf) < REPEAT_SECONDS:
+            return False
+        left, at = self._left.get(said[0], (float(BURST), now))
+        left = min(float(BURST), left + (now - at) / REFILL_SECONDS)
+        is_told = left >= 1
+        self._left[said[0]] = (left - is_told, now)
+        if is_told:
+            self._told_at.pop(said, None)  # the newest are last
+            self._told_at[said] = now
+            while len(self._told_at) > MOST_EVENTS:
+                del self._told_at[next(iter(self._told_at))]
+        return is_told
 
 
 class Reporter:
@@ -39,6 +73,7 @@ class Reporter:
         self._stored = -1
         self._uplink: Uplink | None = None
         self._last: tuple[int, bytes] | None = None
+        self._worth = Worth()
 
     @property
     def report(self) -> records.Report:
@@ -62,22 +97,36 @@ class Reporter:
         self._is_out.clear()
         self._is_dirty.set()
 
-    def event(self, kind: Literal["Normal", "Warning"], reason: str, message: str, *, container: str = "") -> None:
-        """Add an event and have the report sent."""
-        events = self._report["events"]
+    def event(self, kind: Kind, reason: str, message: str, *, container: str = "") -> None:
+        """Add an event, or raise the count of the one that says the same; have the report sent if that is worth it.
+
+        The report is a file on a shared disk: a probe that fails for hours must not write it each time.  What is not
+        sent now goes with the next change, so whoever changes something else as well says so by `changed`.
+        """
+        events, message = self._report["events"], message[:LONGEST_MESSAGE]
         number = events[-1]["number"] + 1 if events else 1
+        said = (kind, reason, message, container)
+        before = next(
+            (one for one in events if (one["type"], one["reason"], one["message"], one["container"]) == said), None
+        )
+        count = 1
+        if before is not None:
+            events.remove(before)
+            count += before.get("count", 1)
         events.append(
             {
                 "number": number,
                 "type": kind,
                 "reason": reason,
-                "message": message[:LONGEST_MESSAGE],
+                "message": message,
                 "container": container,
                 "at": time.time(),
+                "count": count,
             }
         )
         del events[:-MOST_EVENTS]
-        self.changed()
+        if self._worth.is_told(said, count):
+            self.changed()
 
     def set_clock(self, ahead_seconds: float) -> bool:
         """How far our clock is ahead of the kubelet's; whether that is news, and the report is sent again."""

@@ -107,6 +107,7 @@ async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) 
     reason, message = start.failure
     reporter.report["ended"] = {"reason": "SetupFailed", "message": message}
     reporter.event("Warning", reason, message)
+    reporter.changed()
 
 
 async def _link(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
@@ -655,6 +656,31 @@ async def test_the_report_is_on_disk_before_anything_is_sent(bench: Bench) -> No
     assert seen
     assert all(seen)
     assert jobdir.read_json(str(bench.directory / "report.json"))["finished_at"]
+
+
+async def test_what_happens_is_told_however_many_events_there_were(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events alone may wait; a container's start and its pauses do not."""
+    monkeypatch.setattr(report, "BURST", 0)
+    states = set()
+
+    class Uplink:
+        """Sees each report that is told."""
+
+        def publish(self, sequence: int, data: bytes) -> None:
+            """Look at the container."""
+            assert sequence
+            record = json.loads(data)["containers"]["c"]
+            states.add((record["state"], record["reason"]))
+
+    monkeypatch.setattr(execs, "execute", Commands().execute)
+    script = "sleep 0.1; exit 1"
+    task = bench.start(one("c", script, startup_probe=probe("hangs", timeoutSeconds=60)), restart_policy="OnFailure")
+    bench.all.reporter.attach(Uplink())
+    await bench.until(lambda: {("running", ""), ("waiting", "CrashLoopBackOff")} <= states)
+    bench.pod.end("Deleted")
+    await ends(task)
 
 
 @pytest.fixture
