@@ -15,12 +15,12 @@ import structlog
 from hpk import errors
 from hpk.aio import backoff
 from hpk.kube import client, informer, v1
-from hpk.pods import queue, schedule, status
+from hpk.pods import events, queue, schedule, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpk.pods import admit, events, occupants
+    from hpk.pods import admit, occupants
 
 LOG = structlog.get_logger(__name__)
 SCHEDULER = "default-scheduler"
@@ -55,7 +55,7 @@ class Binder:
         self._line: list[tuple[int, int, str]] = []  # a heap of those that wait for room, and of some that have gone
         self._turns = itertools.count()
         self._refused: dict[str, backoff.Backoff] = {}
-        self.queue = queue.Queue(self._look)
+        self.queue = queue.Queue(self._look, on_failure=self._failed)
         query = {"fieldSelector": "spec.nodeName="}
         self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self.queue.mark)
         self.namespaces = informer.Informer(kube, "/api/v1/namespaces")
@@ -168,6 +168,11 @@ class Binder:
             return OTHERS_SECONDS - age
         self._recorder.tell(pod, "Warning", "FailedScheduling", other_scheduler(pod), key="scheduler")
         return None
+
+    def _failed(self, uid: str, error: Exception) -> None:
+        """Tell on the pod why it is not bound."""
+        if (raw := self.informer.objects.get(uid)) is not None:
+            events.tell_failure(self._recorder, raw, "FailedScheduling", error)
 
     def labels_of_namespaces(self) -> dict[str, dict[str, str]]:
         """Return each namespace's labels."""

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from hpk import errors
-from hpk.kube import client
+from hpk.kube import client, v1
 from hpk.pods import correlate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from hpk.kube import v1
 
 LOG = structlog.get_logger(__name__)
 EVENTS = "/api/v1/events"
@@ -217,6 +215,20 @@ class Recorder:
             "reportingComponent": self._component,
             "reportingInstance": self._host,
         }
+
+
+def tell_failure(recorder: Recorder, raw: dict[str, Any], reason: str, error: Exception) -> None:
+    """Tell on a pod that it does not get on because of an error, which may be that the pod itself cannot be read.
+
+    An API server that is away is no fault of the pod's, and could not be told.
+    """
+    if isinstance(error, errors.ApiUnavailable):
+        return
+    why = str(error) if isinstance(error, errors.HpkError) else f"{type(error).__name__}: {error}"
+    meta = raw["metadata"]
+    named = v1.Metadata(name=meta["name"], namespace=meta.get("namespace", ""), uid=meta["uid"])
+    pod = v1.Pod(metadata=named, spec=v1.PodSpec(containers=[]))
+    recorder.tell(pod, "Warning", reason, f"Cannot go on with the pod, will try again: {why}")
 
 
 def _field_path(pod: v1.Pod, container: str) -> str:

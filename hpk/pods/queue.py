@@ -25,11 +25,17 @@ class Queue:
     """Runs ``round(uid)`` for each UID that was marked, one at a time per UID, all UIDs side by side.
 
     A round returns the seconds until it wants to be called anyway (with jitter), or None; a round that raises
-    is logged and called again, with growing pauses and without end: nothing that a pod does stops the others.
+    is logged, told to ``on_failure`` and called again, with growing pauses and without end: nothing that a pod does
+    stops the others.
     """
 
-    def __init__(self, work: Callable[[str], Awaitable[float | None]]) -> None:
-        self._work = work
+    def __init__(
+        self,
+        work: Callable[[str], Awaitable[float | None]],
+        *,
+        on_failure: Callable[[str, Exception], None] = lambda _uid, _error: None,
+    ) -> None:
+        self._work, self._on_failure = work, on_failure
         self._dirty: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -86,6 +92,7 @@ class Queue:
             failures = self._failures[uid] = self._failures.get(uid, 0) + 1
             seconds = min(FIRST_RETRY_SECONDS * 2 ** (failures - 1), LONGEST_RETRY_SECONDS)
             LOG.warning("Cannot finish a round, will try again", uid=uid, error=repr(error), exc_info=error)
+            self._on_failure(uid, error)
             return seconds
         self._failures.pop(uid, None)
         return seconds

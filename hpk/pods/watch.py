@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from hpk.kube import informer
-from hpk.pods import occupants, queue, status, worker
+from hpk.pods import events, occupants, queue, status, worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -28,7 +28,7 @@ class Pods:
     """The kubelet's pods; `run` works on them until cancelled."""
 
     def __init__(self, kube: client.Kube, *, node: str) -> None:
-        self.queue = queue.Queue(self._round)
+        self.queue = queue.Queue(self._round, on_failure=self._failed)
         self.occupants = occupants.Occupants()
         query = {"fieldSelector": f"spec.nodeName={node}"}
         self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self._changed)
@@ -87,8 +87,15 @@ class Pods:
             await work()
         except Exception as error:  # whatever goes wrong with one pod is that pod's alone
             LOG.exception("Cannot finish what is done beside a pod's rounds", uid=uid, error=repr(error))
+            self._failed(uid, error)
         finally:
             self.mark(uid)
+
+    def _failed(self, uid: str, error: Exception) -> None:
+        """Tell on the pod why it does not get on."""
+        raw = self.informer.objects.get(uid)
+        if self._services is not None and raw is not None:
+            events.tell_failure(self._services.recorder, raw, "FailedSync", error)
 
     def is_known(self, uid: str) -> bool:
         """Return whether the API server has the pod, or a worker looks after it."""

@@ -9,11 +9,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog import testing
 
 from hpk import errors
 from hpk.aio import backoff
 from hpk.kube import v1
-from hpk.pods import admit, bind, events, occupants
+from hpk.pods import admit, bind, events, occupants, schedule
 from hpk.slurm import model
 from tests.fakes import kube
 
@@ -265,3 +266,16 @@ async def test_a_pod_that_cannot_be_had_is_bound_all_the_same(world: World) -> N
     spec = {"schedulerName": "default-scheduler", "containers": [{"name": "c", "image": "i"}]}
     world.api.put(f"{PODS}/p", {"metadata": meta, "spec": spec})
     await world.until(lambda: world.bound() == ["p"])
+
+
+async def test_a_round_that_raises_is_told_on_the_pod(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits, and says why; the others are bound."""
+
+    def surprised(*_: Any) -> None:
+        raise ValueError("a surprise")
+
+    monkeypatch.setattr(schedule, "hindrance", surprised)
+    with testing.capture_logs():
+        world.create("p")
+        await world.until(lambda: world.told == ["FailedScheduling"])
+    assert world.bound() == []

@@ -12,7 +12,7 @@ import pytest
 from structlog import testing
 
 from hpk import errors, jobdir, records
-from hpk.pods import gate, lastwords, launch, model, prepare, worker
+from hpk.pods import gate, lastwords, launch, model, prepare, queue, worker
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -366,6 +366,37 @@ async def test_one_pods_trouble_is_not_anothers(world: path.World) -> None:
         good = world.create("good")
         await world.until(lambda: good in world.allocator.submitted)
     assert any("a surprise" in str(line.get("error")) for line in logs)
+
+
+async def test_a_round_that_raises_is_told_on_the_pod(world: path.World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it reads why, though nobody foresaw that; one that cannot be read is no exception."""
+    monkeypatch.setattr(queue, "FIRST_RETRY_SECONDS", 0.01)
+    world.preparer.errors = [ValueError("invalid literal")]  # type: ignore[list-item]
+    world.api.fail(errors.ApiUnavailable("away"), verb="patch")  # which is no fault of the pod's
+    with testing.capture_logs():
+        uid = world.create()
+        await world.until(lambda: uid in world.allocator.submitted)
+        told = world.told()
+        world.create("torn", terminationGracePeriodSeconds="soon")
+        await world.until(lambda: bool(world.recorder._waiting))
+        told += world.told()
+    failed = [event for event in told if event.reason == "FailedSync"]
+    assert [(event.name, event.kind) for event in failed] == [("p", "Warning"), ("torn", "Warning")]
+    assert failed[0].message == "Cannot go on with the pod, will try again: ValueError: invalid literal"
+    assert "$.spec.terminationGracePeriodSeconds" in failed[1].message
+
+
+async def test_what_fails_beside_a_pod_s_rounds_is_told_on_it(world: path.World) -> None:
+    """Such as an ephemeral container that is made ready."""
+
+    async def fail() -> None:
+        raise LookupError("gone")
+
+    uid = await running(world)
+    world.told()
+    with testing.capture_logs():
+        await world.pods.beside(uid, fail)
+    assert [event.reason for event in world.told()] == ["FailedSync"]
 
 
 async def test_a_pod_that_is_refused_gets_no_job(world: path.World) -> None:
