@@ -252,7 +252,7 @@ class Worker:
         """Remove the plan: nothing runs or will run, so that nobody needs its secrets, tokens and keys any more."""
         self._launch.tokens.close()
         try:
-            await asyncio.to_thread(Path(self._directory.plan).unlink, missing_ok=True)
+            await asyncio.to_thread(_unlink_all, Path(self._directory.plan))
         except OSError as error:
             self._log.warning("Cannot remove a finished pod's plan, which holds its secrets", error=str(error))
 
@@ -451,6 +451,12 @@ class Worker:
         if reason and reason not in told:
             kind: events.Kind = "Normal" if reason == EXCEEDED else "Warning"
             self._s.recorder.tell(pod, kind, reason, message, key="end")
+
+
+def _unlink_all(plan: Path) -> None:
+    """Remove a file, and what a kubelet that was killed while it wrote it has left."""
+    for path in [plan, *plan.parent.glob(f"{plan.name}.*.tmp")]:
+        path.unlink(missing_ok=True)
 
 
 def _grace(pod: v1.Pod) -> float:

@@ -772,8 +772,10 @@ async def test_a_finished_pod_s_secrets_leave_the_home(world: path.World) -> Non
     """The plan goes when the job has ended; the logs and the report stay as long as the object does."""
     uid = await running(world)
     plan, script = Path(world.state.pod(uid).plan), Path(world.state.pod(uid).script)
+    half = plan.with_name("spec.json.0a1b2c.tmp")
+    half.write_text("as a kubelet leaves it that is killed while it writes")
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
     await world.until(lambda: world.status()["phase"] == "Succeeded")
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
-    await world.until(lambda: not plan.exists())
+    await world.until(lambda: not plan.exists() and not half.exists())
     await world.until(script.exists)
