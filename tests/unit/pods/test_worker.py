@@ -660,8 +660,10 @@ async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(
     over = report(uid, 2, state="terminated", finished_at=2.0)
     await world.agents.took_report(uid, over)
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
-    await world.until(lambda: world.preparer.prepared[-1] == "p1" and world.preparer.asked >= 3)
+    await world.until(lambda: world.preparer.prepared.count("p1") == 2)
+    first, known = world.pod("p1").metadata.uid, world.pods.informer.objects
     await world.delete("p1")
+    await world.until(lambda: "deletionTimestamp" in known[first]["metadata"])
     world.pods._services.submissions.release()
     second = world.pod("p2").metadata.uid
     await world.until(lambda: world.allocator.submitted == [uid, second])
