@@ -113,7 +113,7 @@ def test_what_killed_jobs_have_left_is_swept(tmp_path: Path) -> None:
 
     So does what belongs to another node: scratch may be shared, with locks that are each node's own.
     """
-    gone, lives, held, foreign, elsewhere = (
+    gone, lives, held, foreign, *elsewhere = (
         tmp_path / name
         for name in (
             "hpk-a.c1.4194305.abcdef",
@@ -121,9 +121,10 @@ def test_what_killed_jobs_have_left_is_swept(tmp_path: Path) -> None:
             "hpk-c.c1.4194305.abcdef",
             "hpk-notes",
             "hpk-d.c2.4194305.abcdef",
+            "hpk-e.rack.c1.4194305.abcdef",
         )
     )
-    for path in (gone, lives, held, foreign, elsewhere):
+    for path in (gone, lives, held, foreign, *elsewhere):
         (path / "images").mkdir(parents=True)
     text = rendered(
         pod(), f"{tmp_path}/hpk-0b4e", f"while [ -e {gone} ]; do sleep 0.01; done; ls {tmp_path} > {tmp_path}/seen"
@@ -137,7 +138,7 @@ def test_what_killed_jobs_have_left_is_swept(tmp_path: Path) -> None:
     seen = (tmp_path / "seen").read_text().split()
     assert [name for name in seen if name.startswith("hpk-0b4e.c1.")]
     left = {path.name for path in tmp_path.iterdir()} - {"seen"}
-    assert left == {lives.name, held.name, foreign.name, elsewhere.name}
+    assert left == {lives.name, held.name, foreign.name, *(path.name for path in elsewhere)}
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,10 @@ remove() {
 }
 # What jobs of this node that were killed outright have left: their shells are gone, and nobody holds the lock.
 sweep() {
-  local owner
+  local owner name
   for HPK_SCRATCH in "${HPK_SCRATCH%/*}"/hpk-*."$SLURMD_NODENAME".*.??????; do
-    owner=${HPK_SCRATCH%.*} owner=${owner##*.}
+    owner=${HPK_SCRATCH%.*} owner=${owner##*.} name=${HPK_SCRATCH##*/}
+    [ "${name#*.}" = "$SLURMD_NODENAME.$owner.${name##*.}" ] || continue # else of a node such as rack1.this
     [ -O "$HPK_SCRATCH" ] && ! kill -0 "$owner" 2>/dev/null && flock -xn "$HPK_SCRATCH" true 2>/dev/null && remove
   done
 }
