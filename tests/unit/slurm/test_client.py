@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from hpk import errors
-from hpk.slurm import client, model, refusals
+from hpk.slurm import client, model, parse, refusals
 from tests.fakes import slurm as fake
 
 HOME = Path("/home/alice")
@@ -89,6 +90,21 @@ async def test_jobs_are_one_question() -> None:
     assert len(talk.calls) == 1
     assert "--states=all" in talk.calls[0].line
     assert "--user=2000" in talk.calls[0].line
+
+
+async def test_ten_thousand_jobs_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a tenth of a second, in which agents and kubectl would wait."""
+    readers = list[int]()
+
+    def read(_self: parse.JobReader, _text: str, *, mark: str) -> dict[str, model.Job]:
+        assert mark
+        readers.append(threading.get_ident())
+        return {}
+
+    monkeypatch.setattr(parse.JobReader, "read", read)
+    await client.Slurm(fake.Conversation(("squeue", ""))).jobs()
+    assert len(readers) == 1
+    assert readers[0] != threading.get_ident()
 
 
 @pytest.mark.parametrize(
