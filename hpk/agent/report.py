@@ -177,6 +177,14 @@ class Reporter:
                 await self._is_out.wait()
 
 
+def exit_code(reporter: Reporter, plan: records.PodPlan, *, is_heard: bool) -> int:
+    """Return the agent's exit code: 0 where the kubelet or the disk has the last report."""
+    if is_heard or reporter.is_stored:
+        return 0
+    apps = [one["name"] for one in plan["containers"] if one["kind"] == "app"]
+    return unrecorded(reporter.report, apps=apps)
+
+
 def unrecorded(report: records.Report, *, apps: Iterable[str]) -> int:
     """Return the exit code that tells how the pod ended, where nothing else will, and print what the report says.
 

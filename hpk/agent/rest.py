@@ -92,10 +92,7 @@ async def _run(start: main.Start) -> int:
         task.cancel()
     await asyncio.gather(writing, sweeper, measuring, wishing, return_exceptions=True)
     _say_stages(start)
-    if is_heard or reporter.is_stored:
-        return 0
-    apps = [one["name"] for one in start.plan["containers"] if one["kind"] == "app"]
-    return report.unrecorded(reporter.report, apps=apps)
+    return report.exit_code(reporter, start.plan, is_heard=is_heard)
 
 
 async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpk import jobdir, records
 from hpk.agent import report
 
 if TYPE_CHECKING:
@@ -47,6 +48,31 @@ async def test_a_pod_that_has_all_threads_does_not_silence_the_agent(
     await asyncio.sleep(0)
     reporter.event("Normal", "Started", "Container started", container="c")
     assert (await written(tmp_path / "report.json", reporter))["events"][0]["reason"] == "Started"
+    writing.cancel()
+
+
+@pytest.mark.parametrize(
+    ("is_heard", "is_full", "code"), [(False, False, 0), (True, True, 0), (False, True, records.UNRECORDED["Failed"])]
+)
+async def test_an_end_that_nobody_has_is_in_the_exit_code(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_heard: bool,  # noqa: FBT001
+    is_full: bool,  # noqa: FBT001
+    code: int,
+) -> None:
+    """Neither the kubelet, by the link, nor the home: Slurm keeps it."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(122, "Disk quota exceeded")
+
+    if is_full:
+        monkeypatch.setattr(jobdir, "write_bytes", full)
+    reporter = made(tmp_path / "report.json")
+    writing = asyncio.create_task(reporter.run())
+    reporter.finish()
+    await reporter.settled(timeout_seconds=5)
+    assert report.exit_code(reporter, PLAN, is_heard=is_heard) == code
     writing.cancel()
 
 

@@ -339,6 +339,22 @@ def test_who_slept_over_a_takeover_and_an_end_withdraws(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == terms.KEPT
 
 
+async def test_who_was_taken_for_gone_before_he_began_withdraws(tmp_path: Path) -> None:
+    """He slept between creating his file and looking back: there is a higher number, whose holder lives."""
+    files = terms.Terms(tmp_path)
+    files.latest()
+
+    async def settle() -> None:
+        assert files.create(2, Owner(host="b"))
+
+    async def is_gone(_number: int, holder: Owner | None) -> None:
+        raise errors.Fatal(f"{holder} lives")
+
+    with pytest.raises(errors.Fatal, match=r"host b.* lives"):
+        await lock.take(files, Owner(host="a"), is_gone=is_gone, settle=settle)
+    assert (files.latest(), files.beat_at(1)) == (2, None)
+
+
 def test_a_term_that_cannot_be_written_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full file system a file can be made, and not be written; it must not look like somebody who starts."""
     files = terms.Terms(tmp_path)

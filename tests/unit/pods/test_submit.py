@@ -161,7 +161,8 @@ class FakeSlurm:
     def __init__(self) -> None:
         self.cancelled: list[str] = []
 
-    async def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
+    async def cancel(self, job_id: str, *, signal: str | None = None, only_pending: bool = False) -> None:
+        assert signal is None
         assert not only_pending
         self.cancelled.append(job_id)
 
@@ -183,6 +184,7 @@ async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir
     await mine.release(found)  # before it is followed
     mine.watch(UID, found)
     await mine.release(found)  # before another answer
+    await mine.ask_to_end(found)
     await polling.fresh()
     await mine.release(found)
     assert mine.observe(found).phase is model.Phase.GONE

@@ -509,6 +509,16 @@ async def test_what_a_job_printed_last_is_in_the_status(
     assert words in world.status()["message"]
 
 
+async def test_an_exit_code_tells_how_a_pod_ended_where_its_home_was_full(world: path.World) -> None:
+    """No report came of its end, by the link or by the disk: it has succeeded all the same."""
+    uid = await running(world)
+    await world.agents.disconnected(uid)
+    told = {"state": "FAILED", "exit_code": records.UNRECORDED["Succeeded"]}
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, **told)
+    await world.until(lambda: world.status()["phase"] != "Running")
+    assert world.status()["phase"] == "Succeeded"
+
+
 async def test_a_deadline_ends_the_preparation(world: path.World) -> None:
     """A pod that may be active for so long fails on time, though its image has not come."""
     world.preparer.held["p"] = asyncio.Event()
@@ -686,6 +696,8 @@ async def test_a_deleted_pod_keeps_its_grace_though_its_agent_is_off_the_line(wo
     uid = await off_the_line(world)
     await world.delete(grace=600)
     await world.until(lambda: wish(world, uid) == {"grace_seconds": 600.0, "reason": "Deleted", "message": ""})
+    await world.until(lambda: world.pods._workers[uid]._cancel_at is not None)
+    assert (world.pods._workers[uid]._cancel_at or 0.0) > time.monotonic() + 600
     ended = {"reason": "Deleted", "message": ""}
     over = report(uid, 2, state="terminated", code=143, finished_at=2.0, ended=ended)
     jobdir.write_json(world.state.pod(uid).report, over)
