@@ -135,3 +135,20 @@ def test_a_job_that_never_reported_is_refused_too(tmp_path: Path) -> None:
     """The first life may have ended before its first report."""
     assert refused(tmp_path, None)["ended"]["reason"] == "SetupFailed"
     assert (tmp_path / "claim").read_text() == "7"
+
+
+LIMITED = """
+import resource, sys
+from hpk.agent import main, sandbox
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
+plan = {"version": 0, "network": "host"}
+start = main.begin(plan, sandbox.Facts([]), sandbox.Places(scratch=sys.argv[1]))
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], start.failure[0])
+"""
+
+
+def test_limits_are_raised_before_anything_is_started(tmp_path: Path) -> None:
+    """Containers inherit them."""
+    argv = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["512", "FailedCreatePodSandBox"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -21,3 +22,23 @@ def test_a_wrong_setting_is_not_started_again(tmp_path: Path, output: str) -> No
         done = subprocess.run(command, env=environment, stdout=file, stderr=file, check=False)
     assert done.returncode == 78
     assert "Cannot use network 'nosuch'" in (tmp_path / "hpk.log").read_text()
+
+
+LIMITED = """
+import pathlib, resource, sys
+from hpk import errors
+from hpk.cli import serve
+def load():
+    pathlib.Path(sys.argv[1]).write_text(repr(resource.getrlimit(resource.RLIMIT_NOFILE)))
+    raise errors.Fatal("enough")
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+serve.run(load)
+"""
+
+
+def test_it_may_open_as_many_files_as_the_hard_limit_allows(tmp_path: Path) -> None:
+    """Whatever the login shell's soft limit is, which Slurm hands on: each agent is an open file."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "limits")], env=environment, check=True)
+    soft, hard = ast.literal_eval((tmp_path / "limits").read_text())
+    assert soft == hard > 256
