@@ -345,7 +345,7 @@ async def test_attach_shows_what_is_written_from_now_on(bench: Bench) -> None:
     await client.sees(b"error\n", ERR)
     for name in ("stdout", "stderr"):
         os.close(bench.theirs.pop(name))
-    await capture.finish(timeout_seconds=2)
+    await capture.finish(timeout_seconds=60)
     assert await ended(task) == sessions.Ended()
     assert client.data == {OUT: b"after\n", ERR: b"error\n"}
     text = (bench.directory / "0.log").read_bytes()
@@ -469,7 +469,7 @@ async def test_attach_to_a_terminal_sets_its_size(bench: Bench) -> None:
     os.write(theirs, b"out")
     await client.sees(b"out")
     os.close(theirs)
-    await capture.finish(timeout_seconds=2)
+    await capture.finish(timeout_seconds=60)
     await ended(task)
 
 
@@ -484,7 +484,7 @@ async def finish(bench: Bench, capture: logs.Capture) -> None:
     """End the container's run."""
     for name in ("stdout", "stderr"):
         os.close(bench.theirs.pop(name))
-    await capture.finish(timeout_seconds=2)
+    await capture.finish(timeout_seconds=60)
 
 
 # -- port-forward -----------------------------------------------------------------------------------------------

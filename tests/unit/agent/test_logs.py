@@ -75,7 +75,7 @@ async def test_output_reaches_the_file_and_the_end_is_awaited(tmp_path: Path) ->
     capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
     os.write(theirs, b"one\ntwo")
     os.close(theirs)
-    await capture.finish(timeout_seconds=2)
+    await capture.finish(timeout_seconds=60)
     assert [line.split(b" ", 1)[1] for line in path.read_bytes().splitlines()] == [b"stdout F one", b"stdout P two"]
     assert not troubles.told
     assert path.stat().st_mode & 0o777 == 0o600
@@ -92,7 +92,7 @@ async def test_a_disk_that_refuses_does_not_hold_the_container(tmp_path: Path) -
     for _ in range(4):
         await asyncio.to_thread(os.write, theirs, b"x" * 60_000 + b"\n")
     os.close(theirs)
-    await capture.finish(timeout_seconds=2)
+    await capture.finish(timeout_seconds=60)
     assert len(troubles.told) == 1
     assert "Cannot write" in troubles.told[0]
     writer.close()
@@ -134,7 +134,7 @@ async def test_a_disk_that_hangs_loses_output_after_some_patience(
     os.close(theirs)
     assert len(troubles.told) == 1
     hang.set()
-    await capture.finish(timeout_seconds=2)
+    await capture.finish(timeout_seconds=60)
     assert (tmp_path / "0.log").read_bytes().count(b"\n") < 8 * 3
     writer.close()
 
@@ -261,7 +261,7 @@ async def test_a_writer_outlives_whatever_is_wrong_with_one_file(tmp_path: Path)
     sound = logs.LogFile(str(tmp_path / "0.log"), on_trouble=told.told.append)
     writer.put(broken, b"1\n")
     writer.put(sound, b"2\n")
-    assert await writer.flushed(timeout_seconds=2)
+    assert await writer.flushed(timeout_seconds=60)
     assert (tmp_path / "0.log").read_bytes() == b"2\n"
     assert "output is lost" in told.told[0]
     writer.close()
@@ -289,7 +289,7 @@ async def test_what_cannot_be_copied_does_not_stop_the_container(
         await asyncio.sleep(0.001)
     os.write(theirs, b"two\n")
     os.close(theirs)
-    await capture.finish(timeout_seconds=2)
+    await capture.finish(timeout_seconds=60)
     assert [line.split(b" ", 1)[1] for line in (tmp_path / "0.log").read_bytes().splitlines()] == [
         b"stderr F [hpk: 4 bytes of log were lost here]",
         b"stdout F two",

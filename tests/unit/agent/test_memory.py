@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.agent import cgroup, memory
+from hpk.agent import cgroup, memory, supervise
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 MIB = 1 << 20
@@ -170,9 +171,26 @@ async def test_the_job_s_cgroup_spares_the_look_at_processes(
     small = memory.Watched(10, 50 * MIB, told.set)
     large = memory.Watched(20, 200 * MIB, lambda: pytest.fail("it holds less"))
     with watcher.watching(large), watcher.watching(small):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             await told.wait()
     assert looked == [10]
+
+
+async def test_a_watch_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container over its limit is killed all the same, a moment later."""
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.01)
+    faults = [LookupError("of all things")]
+
+    def exceeded(_self: memory.Meter, watched: Sequence[memory.Watched]) -> list[memory.Watched]:
+        if faults:
+            raise faults.pop()
+        return list(watched)
+
+    monkeypatch.setattr(memory.Meter, "exceeded", exceeded)
+    told = asyncio.Event()
+    with memory.Watcher(proc=str(tmp_path)).watching(memory.Watched(10, MIB, told.set)):
+        async with asyncio.timeout(60):
+            await told.wait()
 
 
 def test_a_kill_is_news_for_a_minute_or_two() -> None:

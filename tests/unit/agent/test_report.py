@@ -20,7 +20,7 @@ PLAN: Any = {"uid": "u", "containers": [{"name": "c", "kind": "app"}]}
 
 async def written(path: Path, reporter: report.Reporter) -> dict[str, Any]:
     """The report as it is on the disk, when it has got there."""
-    await reporter.settled(timeout_seconds=5)
+    await reporter.settled(timeout_seconds=60)
     found: dict[str, Any] = json.loads(path.read_bytes())  # noqa: ASYNC240 - a small file
     return found
 
@@ -71,7 +71,7 @@ async def test_an_end_that_nobody_has_is_in_the_exit_code(
     reporter = made(tmp_path / "report.json")
     writing = asyncio.create_task(reporter.run())
     reporter.finish()
-    await reporter.settled(timeout_seconds=5)
+    await reporter.settled(timeout_seconds=60)
     assert report.exit_code(reporter, PLAN, is_heard=is_heard) == code
     writing.cancel()
 

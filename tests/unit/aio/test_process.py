@@ -77,7 +77,7 @@ async def test_term_is_enough_for_the_polite(tmp_path: Path) -> None:
     """A child that handles SIGTERM ends by itself, with its own exit code."""
     child = await start("trap 'exit 3' TERM; echo up; while :; do sleep 0.01; done", tmp_path)
     await said(child, "up")
-    assert await child.stop(grace_seconds=5) == 3
+    assert await child.stop(grace_seconds=60) == 3
 
 
 async def test_kill_for_the_stubborn_and_all_its_group(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Running:
         """Close its standard input, and wait for the end that this means."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-            assert self._process.wait(5) == 0
+            assert self._process.wait(60) == 0
             self._process = None
 
 

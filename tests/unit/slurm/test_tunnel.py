@@ -73,7 +73,7 @@ class Stage:
         """Close the gateway's standard input."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-            self._process.wait(5)
+            self._process.wait(60)
             self._process = None
 
     async def tunnel(self, *options: str) -> dict[str, Any]:
