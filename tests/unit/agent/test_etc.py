@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpk import jobdir
-from hpk.agent import etc
+from hpk.agent import etc, sandbox
 
 if TYPE_CHECKING:
     from hpk import records
@@ -61,3 +62,21 @@ def test_the_nodes_own_hosts_stand_where_the_plan_says() -> None:
     """Only pods of the host's network have them."""
     assert etc.hosts(f"# head\n{jobdir.NODE_HOSTS}# tail\n", node="10.0.0.1\tc1\n") == "# head\n10.0.0.1\tc1\n# tail\n"
     assert etc.hosts("# head\n", node="10.0.0.1\tc1\n") == "# head\n"
+
+
+def test_a_sandbox_has_the_files_that_its_plan_says(tmp_path: Path) -> None:
+    """With the address that only the job knows, and the node's own hosts."""
+    plan: Any = {
+        "network": "flannel",
+        "hostname": "web",
+        "hosts": f"{jobdir.NODE_HOSTS}{jobdir.HOST_IP}\tnode\n",
+        "resolv_conf": "nameserver 10.0.0.1\n",
+        "dns": added("192.0.2.53"),
+    }
+    box = sandbox.Sandbox(plan, sandbox.Facts(["host_ip=10.0.0.7"]), places=sandbox.Places(scratch=str(tmp_path)))
+    directory = tmp_path / "private/etc"
+    directory.mkdir(parents=True)
+    box._write_etc()
+    assert (directory / "hosts").read_text() == Path("/etc/hosts").read_text() + "10.0.0.7\tnode\n"
+    assert (directory / "hostname").read_text() == "web\n"
+    assert (directory / "resolv.conf").read_text() == "nameserver 10.0.0.1\nnameserver 192.0.2.53\n"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpk.agent import oci, seccomp
+from hpk.agent import images, oci, runs, seccomp
+from tests.unit.agent import test_oci
 
 DIGEST = "886ae167646b7e5db381ecf7c31e6de720a8e8da15cf3202fe1f67f424af2b75"
 
@@ -80,3 +82,37 @@ def test_where_a_filter_cannot_be_no_container_runs_without(tmp_path: Path) -> N
     """What was asked for is not left out in silence."""
     with pytest.raises(ValueError, match="no seccomp filters"):
         seccomp.runtime_default([], available=str(tmp_path / "actions_avail"))
+
+
+@pytest.mark.parametrize(("profile", "has_filter"), [("RuntimeDefault", True), ("Unconfined", False)])
+def test_a_container_has_the_filter_that_it_asks_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    profile: str,
+    has_filter: bool,  # noqa: FBT001
+) -> None:
+    """It is in what crun is told of the container."""
+    monkeypatch.setattr(images, "make_writable", lambda *_: str(tmp_path / "root"))
+    monkeypatch.setattr(runs, "_spawn", lambda _box, _run: None)
+    monkeypatch.setattr(seccomp.runtime_default, "__kwdefaults__", {"available": "/proc/self"})
+    (tmp_path / "runs").mkdir()
+    nothing: dict[str, Any] = {"argv": ["true"], "env": [], "mounts": [], "gpu": False, "image_file": "i"}
+    nothing |= {
+        "image_offset": 0,
+        "termination_message_path": "",
+        "user": {"uid": 0, "gid": 0, "name": "", "groups": []},
+    }
+    box: Any = SimpleNamespace(
+        places=SimpleNamespace(private=str(tmp_path), scratch=str(tmp_path)),
+        images=SimpleNamespace(ready=lambda _file, offset: str(tmp_path / str(offset))),
+        plan={"hostname": "web", "volumes": []},
+        etc=lambda name: str(tmp_path / name),
+        fill=str,
+        has_one_id=False,
+        owns_network=True,
+        oom_score=0,
+        pause=0,
+    )
+    run = runs.begin(box, test_oci.plan(seccomp_profile=profile, **nothing), 0)
+    made = json.loads((Path(run.directory) / "config.json").read_text())
+    assert ("seccomp" in made["linux"]) == has_filter
