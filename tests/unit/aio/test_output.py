@@ -46,6 +46,19 @@ def test_a_full_home_ends_nothing_and_loses_nothing(tmp_path: Path, monkeypatch:
     assert (tmp_path / "node").read_bytes() == b"one\n"
 
 
+def test_a_job_s_output_on_a_full_home_ends_nothing_and_loses_nothing() -> None:
+    """The warning that the home is full goes there as well."""
+    (read, write), full = os.pipe(), os.open("/dev/full", os.O_WRONLY)
+    place = output.Place(None, descriptor=full)
+    assert not place.put([b"the home is full\n"])
+    os.dup2(write, full)
+    assert place.put([b"more\n"])
+    for descriptor in (write, full):
+        os.close(descriptor)
+    with os.fdopen(read, "rb") as file:
+        assert file.read() == b"the home is full\nmore\n"
+
+
 def test_a_job_s_output_is_bounded() -> None:
     """It cannot be rotated: the last line says where the rest is."""
     read, write = os.pipe()

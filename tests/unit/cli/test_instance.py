@@ -103,6 +103,10 @@ def test_plain_sbatch_tells_no_directory_at_first(state: jobdir.State, monkeypat
     own(state)
     jobs = index(job("5", comment=ownership.MARK, started_at=100.0))
     assert instance.control_plane(jobs, state) == jobs["5"]
+    # Slurm has counted from 1 again, and the number is that of another directory's control plane.
+    again = index(job("5", comment=ownership.MARK, started_at=5000.0))
+    assert instance.control_plane(again, state) is None
+    assert instance.strangers(again, state) == [again["5"]]
 
 
 def test_one_that_is_ending_gives_way_to_its_successor(state: jobdir.State) -> None:

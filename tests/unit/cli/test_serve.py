@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hpk import jobdir
+from hpk.controlplane import ending
+
 RUN = "import sys; sys.argv = ['hpk', 'serve']; from hpk.cli import main; sys.exit(main.main())"
 
 
@@ -42,3 +45,26 @@ def test_it_may_open_as_many_files_as_the_hard_limit_allows(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "limits")], env=environment, check=True)
     soft, hard = ast.literal_eval((tmp_path / "limits").read_text())
     assert soft == hard > 256
+
+
+ENDED = """
+import asyncio, pathlib, sys
+from hpk import config, errors
+from hpk.cli import serve
+def end(_settings):
+    raise errors.Retryable("etcd is away")
+serve._serve = end
+sys.exit(serve.run(lambda: config.Settings(state=pathlib.Path(sys.argv[1]))))
+"""
+
+
+def test_why_it_ended_is_written_down(tmp_path: Path) -> None:
+    """For hpk status; the exit code is for hpk.sbatch."""
+    state = jobdir.State(str(tmp_path / "state"))
+    jobdir.make_directory(state.control_plane)
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    done = subprocess.run([sys.executable, "-c", ENDED, state.root], env=environment, check=False)
+    assert done.returncode == ending.PASSING
+    told = ending.told(Path(state.control_plane))
+    assert told.startswith("job 7 at ")
+    assert told.endswith(": etcd is away")

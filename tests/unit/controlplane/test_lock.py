@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog import testing
 
 from hpk import errors, jobdir
 from hpk.controlplane import lock, ownership, terms
@@ -140,8 +141,10 @@ async def test_another_host_that_is_silent_is_taken_over(tmp_path: Path, content
     foreign(tmp_path)
     if content is not None:
         (tmp_path / "terms" / f"{1:010}").write_bytes(content)
-    async with lock.locked(tmp_path, job_id="8", stale_seconds=0.05) as held:
-        assert held.number == 2
+    with testing.capture_logs() as said:
+        async with lock.locked(tmp_path, job_id="8", stale_seconds=0.05) as held:
+            assert held.number == 2
+    assert "watching for signs of life" in said[0]["event"]  # whoever waits reads for what
 
 
 async def test_who_was_taken_over_ends(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -372,3 +373,26 @@ async def test_a_reader_holds_no_descriptor_while_it_waits(tmp_path: Path) -> No
     reader.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader.task
+
+
+@pytest.mark.parametrize("wanted", [query(since_ns=1767225604 * 10**9), query(tail=4)])
+async def test_only_the_end_of_a_large_log_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: logquery.Query
+) -> None:
+    """A client that asks for the last ten seconds does not wait for gigabytes; nor is it read in the event loop."""
+    path, read, loop = tmp_path / "0.log", logs._read, threading.get_ident()
+    old = line("old") * 10_000
+    recent = b"".join(f"2026-01-01T00:00:0{n}.000000000Z stdout F {n}\n".encode() for n in range(4, 8))
+    for part, more in enumerate((b"", b"", recent)):
+        jobdir.write_bytes(jobdir.log_part(str(path), part), old + more)
+    counted: list[int] = []
+
+    def counting(name: str, offset: int, count: int) -> bytes:
+        assert threading.get_ident() != loop
+        found = read(name, offset, count)
+        counted.append(len(found))
+        return found
+
+    monkeypatch.setattr(logs, "_read", counting)
+    assert await everything(path, wanted) == b"4\n5\n6\n7\n"
+    assert sum(counted) < len(old)
