@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from hpk import errors
-from hpk.images import cache, image, reference, registry, store
+from hpk.images import bounds, cache, image, reference, registry, store
 from tests.fakes import registry as fake
 from tests.fakes import sif as fake_sif
 
@@ -70,6 +70,17 @@ async def test_an_image_is_pulled_and_converted(server: fake.FakeRegistry, image
     )
     assert found.file.name == f"sha256-{digest.removeprefix('sha256:')}.sqfs"
     assert started == ["pull"]
+
+
+async def test_an_image_that_announces_too_much_is_not_fetched(
+    server: fake.FakeRegistry, images: store.ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers stay where they are, and its pods say why."""
+    monkeypatch.setattr(bounds.check_layers, "__defaults__", (bounds.Bounds(content_bytes=1),))
+    server.push("a/b", tag="1", layers=(LAYER,))
+    with pytest.raises(errors.ImageRefused, match="the image's layers take"):
+        await images.ensure(f"{server.host}/a/b:1", policy="IfNotPresent")
+    assert server.count("/blobs/") == 0
 
 
 async def test_only_the_user_can_read(server: fake.FakeRegistry, images: store.ImageStore, tmp_path: Path) -> None:
