@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +16,8 @@ from hpk.pods import fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
 
 
 def spec(**more: Any) -> dict[str, Any]:
@@ -76,6 +79,29 @@ def test_no_field_is_both_done_and_refused() -> None:
     assert not done & fields.WITHOUT_MEANING.keys()
     assert not fields.REFUSED.keys() & fields.WITHOUT_MEANING.keys()
     assert done >= fields.ONLY.keys() | fields.REMARKS.keys()
+
+
+UNREAD = {
+    "PodSecurityContext.appArmorProfile": "only Unconfined is taken",
+    "SecurityContext.appArmorProfile": "only Unconfined is taken",
+    "SeccompProfile.localhostProfile": "its type is refused",
+    "SELinuxOptions.role": "all of them are refused together, or none",
+}
+"""Fields that are done without being read, and why that is enough."""
+
+
+def test_what_is_done_is_read() -> None:
+    """A field of a model that no code names would be accepted and ignored."""
+    files = [path for path in (ROOT / "hpk").rglob("*.py") if path.parent.name != "kube" and path.name != "fields.py"]
+    words = set(re.findall(r"[.\"](\w+)", "\n".join(path.read_text() for path in files)))
+    unread = {
+        f"{kind.__name__}.{field.encode_name}"
+        for kind in fields._kinds(v1.PodSpec)
+        if not kind.__module__.endswith("selectors")  # they match by themselves
+        for field in msgspec.structs.fields(kind)
+        if not {field.name, field.encode_name} & words
+    }
+    assert unread - fields.ONLY.keys() == UNREAD.keys()
 
 
 def test_every_reason_is_a_short_sentence_without_an_end() -> None:
