@@ -126,8 +126,14 @@ class Binder:
 
     def _withdraw(self, uid: str) -> None:
         """Leave the place of a pod that could not be bound to others; it is tried again when its own pause is over."""
-        self._held.pop(uid, None)
+        self._release(uid)
         self._others.forget(uid)
+
+    def _release(self, uid: str) -> None:
+        """Hold the pod no more; the next in line may find room, also where this one is on the node after all."""
+        held = self._held.pop(uid, None)
+        if held and held[0] is ROOM:
+            self._call_first()
 
     async def _hold(self, pod: v1.Pod, wants: schedule.Wants, message: str) -> float:
         """Let the pod wait, and have its PodScheduled condition and an event say why; each once."""
@@ -181,9 +187,7 @@ class Binder:
         }
 
     def _forget(self, uid: str) -> None:
-        held = self._held.pop(uid, None)
-        if held and held[0] is ROOM:
-            self._call_first()
+        self._release(uid)
         self._refused.pop(uid, None)
         self.queue.forget(uid)
 

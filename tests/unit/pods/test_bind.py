@@ -228,6 +228,26 @@ async def test_a_pod_that_leaves_the_line_at_its_turn_leaves_the_place_to_the_ne
     assert world.bound()[2:] == ["p2", "p3", "p4"]
 
 
+async def test_a_pod_that_was_bound_already_leaves_the_other_places_to_the_next(world: World) -> None:
+    """The answer to its binding was lost, and the kubelet's watch has seen it before the second one."""
+    for number in range(2):
+        world.create(f"p{number}")
+    await world.until(lambda: len(world.bindings()) == 2)
+    for number in range(2, 5):
+        world.create(f"p{number}")
+    await world.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
+
+    def bound_before(_body: Any) -> Any:
+        world._bound("p2")
+        raise errors.Conflict("bound already")
+
+    world.api.reactions[f"{PODS}/p2/binding"] = bound_before
+    for number in range(2):
+        world.end(f"p{number}")
+    await world.until(lambda: len(world.bindings()) == 4 and world.is_idle())
+    assert world.bound()[2:] == ["p2", "p3"]
+
+
 async def test_a_pods_end_writes_nothing_on_those_that_still_wait(world: World) -> None:
     """Hundreds may want what one pod has left; they are looked at, and told nothing new."""
     world.change(extended={"x/y": Decimal(2)}, allocatable={"pods": Decimal(9)})
