@@ -308,7 +308,7 @@ def test_what_a_killed_job_has_left_on_the_node_goes(tmp_path: Path) -> None:
     """With the next control plane there; what another process or another node may still use stays."""
     node = os.uname().nodename
     names = [f"{node}.{4 << 20}.aaaaaaaa", f"{node}.{os.getpid()}.bbbbbbbb", f"other.{4 << 20}.cccccccc"]
-    left, *kept = (tmp_path / f"hpk-tmp.{name}" for name in names)
+    left, *kept = (tmp_path / f"hpk-tmp.{name}" for name in [*names, f"{node}.rack1.{4 << 20}.dddddddd"])
     for directory in (left, *kept):
         (directory / "hpk-etcd.x").mkdir(parents=True)
     assert Job(tmp_path, f"while test -e {left}; do :; done").run().returncode == 0
