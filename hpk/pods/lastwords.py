@@ -83,14 +83,14 @@ class Inquiry:
         self.words = LastWords(state, last_line(output), output)
         return self.words
 
-    def doubt(self, allocation: model.Allocation) -> None:
-        """Forget that the job is gone where Slurm names it again: one of its answers was not whole."""
-        if (
-            self.words
-            and self.words.state.phase is model.Phase.GONE
-            and not self._allocator.observe(allocation).is_over
-        ):
-            self.words, self._patient_until, self._due_at = None, None, -math.inf
+    def doubt(self, allocation: model.Allocation) -> bool:
+        """Forget that the job is gone, and return whether Slurm names it again: one of its answers was not whole."""
+        if self.words is None or self.words.state.phase is not model.Phase.GONE:
+            return False
+        if self._allocator.observe(allocation).phase is model.Phase.GONE:
+            return False
+        self.words, self._patient_until, self._due_at = None, None, -math.inf
+        return True
 
 
 def report(pod: v1.Pod, words: LastWords, newest: records.Report | None) -> records.Report | None:

@@ -48,7 +48,7 @@ UNHEARD_SECONDS = 60.0
 """The same where the agent is off the line: it may take half a minute to notice that, and the wish that is left for it
 in the pod's directory passes through the caches of a shared file system."""
 OFF_LINE_LOOK_SECONDS = 3.0
-"""How often the report of an agent off the line that should be ending is read."""
+"""How often the report of an agent off the line that should be ending is read, or one that takes nothing asked."""
 YOUNG_SECONDS = 10.0
 """How long an agent that has told of itself may take to dial before it is missed."""
 FORCED_GRACE_SECONDS = 1.0
@@ -193,7 +193,7 @@ class Worker:
         directory: to cancel the job at once would cut the grace to Slurm's KillWait.
         """
         now = time.monotonic()
-        is_connected = self._s.agents.is_connected(self.uid)
+        is_heard = is_connected = self._s.agents.is_connected(self.uid)
         if not is_connected:
             self._asked = None  # whether it has heard that nobody knows: a connection breaks some time before it ends
             if self._wished is None or grace < self._wished:
@@ -202,9 +202,9 @@ class Worker:
                 self._wished = grace
                 self._cancel_at = now + (0.0 if grace <= FORCED_GRACE_SECONDS else grace + UNHEARD_SECONDS)
         elif self._asked is None or grace < self._asked:
-            is_asked = self._s.agents.terminate(self.uid, grace_seconds=grace, reason=reason)
-            self._asked = grace if is_asked else self._asked
-            if is_asked or self._cancel_at is None:  # also where it does not take what it is sent
+            is_heard = self._s.agents.terminate(self.uid, grace_seconds=grace, reason=reason)
+            self._asked = grace if is_heard else self._asked
+            if is_heard or self._cancel_at is None:  # also where it does not take what it is sent
                 self._cancel_at = now + grace + END_MARGIN_SECONDS
         if self._cancel_at is not None and now >= self._cancel_at and not self._is_released():
             self._log.warning("Cancelled a job whose pod did not end within its grace")
@@ -212,7 +212,7 @@ class Worker:
                 self._launch.failure = (EXCEEDED, DEADLINE_MESSAGE)
             await self._release()
             self._cancel_at = now + END_MARGIN_SECONDS
-        longest = math.inf if is_connected else OFF_LINE_LOOK_SECONDS
+        longest = math.inf if is_heard else OFF_LINE_LOOK_SECONDS
         return min(max((self._cancel_at or now) - now, SOON_SECONDS), longest)
 
     async def _leave_wish(self, grace: float, reason: str) -> None:
@@ -336,7 +336,8 @@ class Worker:
         """Read what the stream did not bring: the report's file, and a silent job's last words."""
         if self._allocation is None or self._is_finished():
             return
-        self._inquiry.doubt(self._allocation)
+        if self._inquiry.doubt(self._allocation):
+            self._ended_at = None
         if not self._s.agents.is_connected(self.uid) or self._is_released():
             await self._s.agents.read(self.uid)
         await self._follow_the_claimant()
@@ -412,7 +413,7 @@ class Worker:
             is_connected = self._s.agents.is_connected(self.uid)
             if self._is_finished() or state.phase is model.Phase.ENDED or (state.is_over and not is_connected):
                 waits.append(SOON_SECONDS)
-            elif not is_connected:
+            elif not is_connected or state.is_over:
                 waits.append(LOOK_AGAIN_SECONDS)
         if self._started_at is not None and (left := launch.time_left(pod, self._started_at)):
             waits.append(left)

@@ -486,6 +486,41 @@ async def test_one_answer_that_lacks_a_job_ends_no_pod(world: path.World, monkey
     assert world.status()["reason"] == "Evicted"
 
 
+async def test_slurms_word_on_a_job_that_one_answer_lacked_counts(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is the next thing that Slurm says; and the agent has as long for its last word as any."""
+    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = await running(world)
+    await world.agents.disconnected(uid)
+    one = world.pods._workers[uid]
+    world.allocator.say("101", phase=model.Phase.GONE)
+    await world.until(lambda: one._ended_at is not None)
+    world.allocator.say("101", phase=model.Phase.STARTED, state="RUNNING")
+    await world.until(lambda: one._ended_at is None)
+    world.allocator.say("101", phase=model.Phase.GONE)
+    await world.until(lambda: one._ended_at is not None)
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert world.status()["reason"] == "Evicted"
+
+
+async def test_slurm_is_asked_again_for_a_job_that_it_has_forgotten_though_its_agent_is_there(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node's slurmd has died: where accounting does not answer at once, nothing else would make a round."""
+    monkeypatch.setattr(worker, "LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(lastwords, "ASK_AGAIN_SECONDS", 0.01)
+    await running(world)
+    world.allocator.silent = 1
+    world.allocator.accounted["101"] = model.AllocationState(
+        phase=model.Phase.ENDED, cause=model.Cause.NODE_FAILED, state="NODE_FAIL"
+    )
+    world.allocator.say("101", phase=model.Phase.GONE)
+    await world.until(lambda: world.line.reasons == ["Signalled"])
+
+
 @pytest.mark.parametrize(
     ("printed", "reason", "words"),
     [
@@ -729,6 +764,20 @@ async def test_a_job_whose_agent_takes_no_message_is_cancelled_when_the_grace_is
     world.line.is_full = True
     await world.delete(grace=1)
     await world.until(lambda: world.allocator.released == ["101"])
+
+
+async def test_an_agent_that_took_no_message_is_soon_asked_again(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was busy for a moment, and the pod's grace is long."""
+    monkeypatch.setattr(worker, "OFF_LINE_LOOK_SECONDS", 0.01)
+    uid = await running(world)
+    world.line.is_full = True
+    await world.delete(grace=600)
+    await world.until(lambda: world.pods._workers[uid]._cancel_at is not None)
+    await asyncio.sleep(0.2)  # the rounds that the deletion and its status make are over
+    world.line.is_full = False
+    await world.until(lambda: world.line.asked == [(uid, 600.0)])
 
 
 @pytest.mark.parametrize("grace", [0, 1])
