@@ -119,7 +119,7 @@ def url(settings: config.Settings) -> str:
 def overlay(settings: config.Settings, way: Way) -> Path:
     """A kubeconfig that leads kubectl this way if it stands before the user's own; this host's own file.
 
-    On a home without room it is in /tmp: kubectl is what makes room in a cluster.
+    On a home without room it is beside the gateway, and goes with that: kubectl is what makes room in a cluster.
     """
     cluster = {"name": kubeconfig.NAME, "cluster": _cluster(settings) | {"server": way.server}}
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "clusters": [cluster]}).encode()
@@ -129,7 +129,8 @@ def overlay(settings: config.Settings, way: Way) -> Path:
         # Anew each time: the launcher trusts one that is newer than the control plane.
         jobdir.write_bytes(str(path), text, is_durable=False)
     except OSError:
-        path = Path(tempfile.mkdtemp(prefix="hpk.")) / "kubeconfig"  # in hpk.sif, of this container alone
+        beside = settings.gateway.parent if settings.gateway else None
+        path = Path(tempfile.mkdtemp(prefix="hpk.", dir=beside)) / "kubeconfig"
         jobdir.write_bytes(str(path), text, is_durable=False)
     return path
 

@@ -11,7 +11,6 @@ import runpy
 import shutil
 import signal
 import socket
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,9 +145,8 @@ def test_an_overlay_leads_kubectl(stage: Stage) -> None:
 
 
 def test_a_home_without_room_keeps_nobody_from_kubectl(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kubeconfig that leads there is somewhere else then."""
+    """The kubeconfig that leads there is beside the gateway then, where the launcher removes it."""
     stage.control_plane("https://c1:1")
-    monkeypatch.setattr(tempfile, "tempdir", str(stage.settings.state.parent))
     real = jobdir.write_bytes
 
     def full(path: str, data: bytes, **how: Any) -> None:
@@ -159,6 +157,8 @@ def test_a_home_without_room_keeps_nobody_from_kubectl(stage: Stage, monkeypatch
     monkeypatch.setattr(jobdir, "write_bytes", full)
     path = reach.overlay(stage.settings, reach.Way(server="https://127.0.0.1:4", direct="https://c1:1"))
     assert "server: https://127.0.0.1:4" in path.read_text()
+    assert stage.settings.gateway is not None
+    assert stage.settings.gateway.parent in path.parents
 
 
 async def test_a_home_without_room_for_the_tunnels_programs_is_told(
