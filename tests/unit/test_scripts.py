@@ -201,6 +201,32 @@ def test_a_home_without_room_for_the_gateway_still_has_commands(tmp_path: Path) 
     assert not Path(local).exists()
 
 
+def test_two_commands_may_bring_the_gateway_at_once(
+    launcher: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quicker one has its path in hand, and is about to start it; an older image's goes."""
+    library, image, removed = tmp_path / "lib", tmp_path / "hpk.sif", list[str]()
+    library.mkdir()
+    image.touch()
+    (library / "gateway-1-2.py").touch()
+    status, unlink = image.stat(), os.unlink
+    path = library / f"gateway-{status.st_mtime_ns}-{status.st_size}.py"
+
+    def read(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
+        path.write_bytes(b"pass")
+        return subprocess.CompletedProcess([], 0, stdout=b"pass")
+
+    def noted(one: str) -> None:
+        removed.append(Path(one).name)
+        unlink(one)
+
+    monkeypatch.setattr(subprocess, "run", read)
+    monkeypatch.setattr(os, "unlink", noted)
+    assert launcher.gateway_file("apptainer", str(image), str(tmp_path), str(tmp_path / "local")) == str(path)
+    assert removed == ["gateway-1-2.py"]
+    assert list(library.iterdir()) == [path]
+
+
 class Job:
     """A job that runs hpk.sbatch, with an Apptainer that plays the control plane."""
 
