@@ -118,7 +118,7 @@ class Binder:
             self._recorder.tell(pod, "Warning", "FailedScheduling", str(error))
             return self._refused.setdefault(uid, backoff.Backoff(RETRIES)).failed()
         except errors.HpkError:
-            self._withdraw(uid)
+            self._others.forget(uid, is_told=False)  # an API server that is away binds no other, either
             raise
         self._forget(uid)
         self._recorder.tell(pod, "Normal", "Scheduled", f"Successfully assigned {pod.where} to {self._node}")

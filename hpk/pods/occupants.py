@@ -50,10 +50,10 @@ class Occupants:
             self._assumed[uid] = raw
             self._note_apart(uid, raw)
 
-    def forget(self, uid: str) -> None:
-        """Take back an assumption: the pod could not be bound."""
+    def forget(self, uid: str, *, is_told: bool = True) -> None:
+        """Take back an assumption, as the pod could not be bound, and tell of its place, unless it keeps its turn."""
         if self._assumed.pop(uid, None) is not None:
-            self._free(uid)
+            self._free(uid, is_told=is_told)
 
     def pods(self) -> Iterator[Object]:
         """Yield all of them."""
@@ -78,11 +78,12 @@ class Occupants:
                     known[name] = resources.effective(v1.pod(raw), name)
         return known[name]
 
-    def _free(self, uid: str) -> None:
+    def _free(self, uid: str, *, is_told: bool = True) -> None:
         """Forget a pod that takes up the node no more."""
         self._apart.pop(uid, None)
         self._requests.pop(uid, None)
-        self.on_freed()
+        if is_told:
+            self.on_freed()
 
     def _note_apart(self, uid: str, raw: Object) -> None:
         if uid not in self._apart and (raw["spec"].get("affinity") or {}).get("podAntiAffinity"):
