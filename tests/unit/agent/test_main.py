@@ -105,11 +105,12 @@ def refused(directory: Path, old: dict[str, Any] | None) -> dict[str, Any]:
     return report
 
 
-def test_a_restarted_job_does_not_run_its_pod_again(tmp_path: Path) -> None:
-    """What ran is lost, and the report says so; what never ran is left as it was."""
+@pytest.mark.parametrize("claimed", ["7", ""])
+def test_a_restarted_job_does_not_run_its_pod_again(tmp_path: Path, claimed: str) -> None:
+    """What ran is lost, and the report says so; what never ran is left as it was.  A claim may be torn."""
     running = {"state": "running", "started_at": 5.0, "container_id": "x", "ready": True, "started": True}
     old = {"sequence": 9, "finished_at": None, "ended": None, "containers": {"a": running, "b": {"state": "waiting"}}}
-    claim.take(str(tmp_path / "claim"), "7")
+    (tmp_path / "claim").write_text(claimed)
     report = refused(tmp_path, old)
     assert report["sequence"] == 10
     assert report["finished_at"]

@@ -676,6 +676,23 @@ async def test_the_deletion_of_finished_pods_gives_nobody_a_place(
     assert (len(world.preparer.prepared), world.allocator.refused) == (before, 1)
 
 
+async def test_the_end_of_a_job_that_an_earlier_kubelet_submitted_gives_a_place(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted against the limit until now."""
+    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
+    uid = await running(world, "old")
+    world.allocator.found[uid] = "101"
+    await world.restart()
+    world.gate._pauses["limits"] = gate.Pauses(first_seconds=3600.0, longest_seconds=3600.0)
+    world.allocator.limit = 1
+    held = world.create("new")
+    await world.until(lambda: world.gate_holds(held))
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    await world.until(lambda: world.allocator.submitted == [uid, held])
+
+
 async def test_a_pod_deleted_while_it_waits_for_a_place_goes_at_once(world: path.World) -> None:
     """Few are prepared at a time; nobody waits for a place for what nobody wants any more."""
     assert world.pods._services is not None
