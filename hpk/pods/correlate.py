@@ -172,6 +172,6 @@ def _similar_key(event: Event) -> Key:
 
 def _name(event: Event, key: Key) -> str:
     """Return the name of the event's object: the same for the same key, also after a restart."""
-    # What was not UTF-8 in a container's or Slurm's words comes as surrogates.
-    digest = hashlib.sha256("\0".join(key).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    # What was not UTF-8 in a container's or Slurm's words comes as surrogates, and a registry's JSON may hold any.
+    digest = hashlib.sha256("\0".join(key).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{event.name[:NAME_LENGTH]}.{digest}"

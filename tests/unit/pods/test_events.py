@@ -185,9 +185,10 @@ async def test_no_failure_of_one_event_stops_the_others(api: kube.FakeKube, told
     assert [event["reason"] for event in await posted(api, calls=2)] == ["Kept"]
 
 
-async def test_words_that_are_not_utf8_are_told(api: kube.FakeKube, told: events.Recorder) -> None:
-    """A container may say anything; its bytes come as surrogates."""
-    told.tell(POD, "Warning", "Failed", "caf\udce9")
+@pytest.mark.parametrize("odd", [0xDCE9, 0xD800])
+async def test_words_that_are_not_utf8_are_told(api: kube.FakeKube, told: events.Recorder, odd: int) -> None:
+    """A container may say anything, and its bytes come as surrogates; a registry may send surrogates of its own."""
+    told.tell(POD, "Warning", "Failed", f"caf{chr(odd)}")
     (event,) = await posted(api, calls=1)
     assert event["reason"] == "Failed"
 
