@@ -116,6 +116,7 @@ def _root(parts: Parts, name: str, *, busybox: bool = False) -> bytes:
         path = source.relative_to(root)
         if not any(path.is_relative_to(left) for left in LEFT_OUT):
             layer.copy(root, f"/{path}")
+    layer.folder("/run")  # where daemons write their number
     for file, text in ACCOUNTS.items():
         layer.file(file, text)
     for link, target in LINKS[name].items():

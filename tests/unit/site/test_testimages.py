@@ -64,6 +64,7 @@ def test_images_hold_what_upstreams_dockerfiles_add(tmp_path: pathlib.Path) -> N
     assert "usr/bin/ip" not in files
     assert files["bin"].linkname == "usr/bin"
     assert not [path for path in files if path.startswith(("dev", "var/cache"))]
+    assert content(tmp_path / "layout", "e2e/nginx:1.27.0-2")[0]["run"].isdir()
     assert config["Entrypoint"] == ["/agnhost"]
     assert content(tmp_path / "layout", "e2e/nautilus:1.8")[1]["Cmd"] == ["test-webserver"]
     assert "data.json" in content(tmp_path / "layout", "e2e/kitten:1.8")[0]
