@@ -210,7 +210,9 @@ def kubectl() -> None:
 @app.command()
 def connect(
     *,
-    port: Annotated[int, typer.Option(help="On this host's loopback. [default: the API server's own]")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="On this host's loopback. [default: the API server's own]")
+    ] = 0,
 ) -> None:
     """Hold a tunnel to the API server, for kubectl and other programs on hosts that do not reach its port."""
     from hpk.cli import connect as command  # noqa: PLC0415

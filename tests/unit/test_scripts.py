@@ -355,3 +355,23 @@ def test_plain_sbatch_has_its_directory_named(tmp_path: Path) -> None:
     job = Job(tmp_path, "until test -e ROOT/scontrol; do :; done; exit 0".replace("ROOT", str(tmp_path)))
     assert job.run().returncode == 0
     assert (tmp_path / "scontrol").read_text() == f"update JobId=7 Comment=hpk-control-plane:{job.state}\n"
+
+
+def test_the_settings_file_counts_where_nothing_else_is_said(tmp_path: Path) -> None:
+    """The script makes and shows the directory of images, and tells the program nothing that the file says."""
+    words = (
+        'printf "%s\\n" "$*" "${APPTAINERENV_HPK_NETWORK-unset}" "${APPTAINERENV_HPK_IMAGES-unset}" >ROOT/seen; exit 0'
+    )
+    job = Job(tmp_path, words.replace("ROOT", str(tmp_path)))
+    (tmp_path / "bin/apptainer").rename(tmp_path / "bin/singularity")
+    job.state.mkdir()
+    settings = ["  images = '~/their images' # of all", 'network="host"', 'apptainer = "singularity"']
+    (job.state / "config.toml").write_text("\n".join([*settings, "prelude = 'touch ~/begun'\n"]))
+    done = job.run()
+    assert done.returncode == 0, done.stderr
+    arguments, network, images = (tmp_path / "seen").read_text().splitlines()
+    assert network == "unset"
+    assert images == f"{tmp_path}/their images"
+    assert f"--bind {images}" in arguments
+    assert Path(images).is_dir()
+    assert (tmp_path / "begun").exists()
