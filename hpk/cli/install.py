@@ -37,7 +37,8 @@ def run(settings: config.Settings, *, bin_directory: Path, is_forced: bool) -> i
         raise errors.Fatal(f"Cannot install: {error.filename}: {error.strerror}") from error
     for line in lines:
         print(line)
-    if str(bin_directory) not in os.environ.get("PATH", "").split(os.pathsep):
+    path = os.environ.get("USER_PATH") or os.environ.get("PATH", "")  # Apptainer keeps the host's under another name
+    if str(bin_directory) not in path.split(os.pathsep):
         print(f"Add {bin_directory} to your PATH:  export PATH={bin_directory}:$PATH")
     print("Look through ~/hpk.sbatch, then:  hpk up   (or: sbatch ~/hpk.sbatch)")
     return 0

@@ -34,7 +34,7 @@ async def run(settings: config.Settings) -> int:
         look = await cluster.look(settings, slurm, has_pods=True)
         if look.problem and last:
             print(last)
-    for line in _cluster_lines(look, settings.node_name):
+    for line in _cluster_lines(look, settings):
         print(line)
     return 0 if look.is_ready else 1
 
@@ -54,7 +54,10 @@ def _slurm_lines(job: model.Job | None, pods: list[model.Job]) -> list[str]:
     return [*lines, f"Pods' jobs     {told}"]
 
 
-def _cluster_lines(look: cluster.Look, name: str) -> list[str]:
+def _cluster_lines(look: cluster.Look, settings: config.Settings) -> list[str]:
+    name = settings.node_name
+    if look.problem and not Path(settings.directory.kubeconfig).exists():
+        return ["API server     not there yet: the control plane is starting"]
     if look.problem:
         return [f"API server     does not answer: {look.problem}"]
     capacity = ", ".join(

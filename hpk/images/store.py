@@ -207,7 +207,8 @@ class ImageStore:
         try:
             status = Path(path).stat()
         except OSError as error:
-            raise errors.ImageRefused(f"Cannot read the SIF file {path}: {error.strerror}") from error
+            advice = "; outside your home, HPK_BIND must name its directory" if error.errno == errno.ENOENT else ""
+            raise errors.ImageRefused(f"Cannot read the SIF file {path}: {error.strerror}{advice}") from error
         if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for who writes into it
             raise errors.ImageRefused(f"Cannot read the SIF file {path}: it is not a regular file")
         fingerprint = (status.st_ino, status.st_size, status.st_mtime_ns)

@@ -282,6 +282,17 @@ async def test_status_says_why_the_last_one_ended(stage: Stage, capsys: pytest.C
     assert "Trouble        a process may open 256 files\n" in capsys.readouterr().out
 
 
+async def test_status_of_a_control_plane_that_starts(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its job runs, and it has not said yet where it is: nobody is told to start one."""
+    stage.own("7")
+    stage.talk(("squeue", fake.squeue(row("7", "RUNNING"))))
+    stage.see(cluster.Look(problem="No control plane runs; 'hpk up' starts it"))
+    assert await status.run(stage.settings) == 1
+    told = capsys.readouterr().out
+    assert "API server     not there yet: the control plane is starting\n" in told
+    assert "hpk up" not in told
+
+
 async def test_up_refuses_what_a_newer_version_has_written(stage: Stage) -> None:
     """Before a job is submitted; both versions are named."""
     version.mark(Path(stage.settings.directory.control_plane), ours="99.1.0")

@@ -21,6 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home.mkdir()
     (tmp_path / "hpk.sif").write_bytes(b"image")
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("USER_PATH", raising=False)
     monkeypatch.setenv("APPTAINER_CONTAINER", str(tmp_path / "hpk.sif"))
     return home
 
@@ -40,6 +41,15 @@ def test_everything_is_put_in_place(home: Path, capsys: pytest.CaptureFixture[st
     assert script.read_bytes() == share.file("hpk.sbatch").read_bytes()
     assert image.read_bytes() == b"image"
     assert "export PATH=" in capsys.readouterr().out
+
+
+def test_a_path_that_is_set_is_not_asked_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the host's that counts; in a container Apptainer calls that USER_PATH."""
+    monkeypatch.setenv("USER_PATH", f"/usr/bin:{home}/.local/bin")
+    run(home)
+    assert "export PATH=" not in capsys.readouterr().out
 
 
 def test_again_changes_nothing(home: Path) -> None:
