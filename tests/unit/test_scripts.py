@@ -365,7 +365,7 @@ def test_the_settings_file_counts_where_nothing_else_is_said(tmp_path: Path) -> 
     job = Job(tmp_path, words.replace("ROOT", str(tmp_path)))
     (tmp_path / "bin/apptainer").rename(tmp_path / "bin/singularity")
     job.state.mkdir()
-    settings = ["  images = '~/their images' # of all", 'network="host"', 'apptainer = "singularity"']
+    settings = ["  images = '~/their images' # of 'all'", 'network="host"', 'apptainer = "singularity"']
     (job.state / "config.toml").write_text("\n".join([*settings, "prelude = 'touch ~/begun'\n"]))
     done = job.run()
     assert done.returncode == 0, done.stderr
