@@ -35,7 +35,7 @@ _DOWNLOADS: Final = 3
 """Layers of one image that are fetched at once; as containerd."""
 FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE: Final = "; free some space there (hpk prune), or let HPK_IMAGES name a directory elsewhere"
-_NOT_OURS: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+NOT_OURS: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 """A directory in which we cannot write: nor can we remove anything from it."""
 _ROOM_FOR_EACH_BYTE: Final = 3
 """Layers and the image made of them are there side by side for a while."""
@@ -185,7 +185,7 @@ class ImageStore:
             try:
                 self._uses.add(key, pod)
             except OSError as error:
-                if error.errno not in _NOT_OURS:
+                if error.errno not in NOT_OURS:
                     raise
         self._cache.touch(key)
         return (pod is None and not is_pinned) or self._cache.is_there(stored)

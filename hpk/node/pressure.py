@@ -12,13 +12,14 @@ import os
 import socket
 from typing import TYPE_CHECKING, Final
 
+from hpk.images import store
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
 LEAST_BYTES: Final = 256 << 20
 """Left for the user; where a file system tells of quotas (XFS, Lustre projects), it tells them here."""
-NOT_OURS: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 PROBE: Final = bytes(4096)
 
 
@@ -41,7 +42,7 @@ def _why(directory: Path, *, may_be_anothers: bool) -> str:
         if room.f_bavail * room.f_frsize < LEAST_BYTES:
             return f"less than {LEAST_BYTES >> 20} MiB are left in {directory}"
     except OSError as error:
-        if may_be_anothers and error.errno in NOT_OURS:
+        if may_be_anothers and error.errno in store.NOT_OURS:
             return ""
         number = error.errno or errno.EIO
         return f"nothing can be written to {directory}: {os.strerror(number)}"
