@@ -95,6 +95,13 @@ compile_in_namespace() { # base directory-with-opt/hpk/lib
   chroot "$new" python$python -B -m compileall -f -q -j 2 --invalidation-mode unchecked-hash /opt/hpk/lib
 }
 
+# One file with all modules of a pod's start, into the program's part: hpk/agent/modules.py.
+pack_in_namespace() { # base dependencies program empty-directory
+  mount_debian "$1"
+  mount -t overlay -o "lowerdir=$2/opt/hpk/lib,upperdir=$3/opt/hpk/lib,workdir=$4" overlay "$new/opt/hpk/lib"
+  chroot "$new" python$python -B -I -S -X frozen_modules=on /opt/hpk/lib/hpk/agent/pack.py
+}
+
 # Apptainer, being real root in a strange root file system, must see that as the root of all mounts: pivot_root.
 sif_in_namespace() { # base lower-directories output
   mount_debian "$1"
@@ -219,6 +226,8 @@ build_sif() { # base deps binaries image
   mkdir -p "$work/program"
   program_layer "$work/program"
   in_namespace compile_in_namespace "$1" "$work/program"
+  mkdir "$work/overlay"
+  in_namespace pack_in_namespace "$1" "$2" "$work/program" "$work/overlay"
   in_namespace sif_in_namespace "$1" "$work/program:$3:$2:$1" "$work/hpk.sif"
   mv "$work/hpk.sif" "$4"
   rm -rf "$work"

@@ -6,8 +6,13 @@ This file is compiled anew at each start: it stays small.
 
 import sys
 
-sys.path.append(__file__.removesuffix("/hpk/agent/__main__.py"))
+library = __file__.removesuffix("/hpk/agent/__main__.py")
+sys.path.append(library)
 
-from hpk.agent import main
+from hpk.agent import modules  # noqa: E402 - found through the line above
+
+modules.install(modules.path(library))
+
+from hpk.agent import main  # noqa: E402 - from the file, if there is one
 
 main.entry()

@@ -16,11 +16,8 @@ from hpk.agent import disk, logs, pod, processes, report, sessions, signals, sup
 from hpk.link import doorbell
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from hpk.agent import main, memory
     from hpk.link import client
-    from hpk.link import sessions as link_sessions
 
 DISK_SECONDS = 10.0
 """How long a finished agent waits for a disk that does not take the last report."""
@@ -57,8 +54,7 @@ async def _run(start: main.Start) -> int:
     reporter.changed()
     life = asyncio.create_task(_live(start, the_pod, reporter), name="pod")
     loop.call_soon(reaper.reap)
-    serve = sessions.Server(surroundings, the_pod).serve
-    linking = functools.partial(_link, start, the_pod, reporter, serve)
+    linking = functools.partial(_link, start, the_pod, reporter, surroundings)
     link = uplink.Uplink(
         functools.partial(supervise.restarted, linking, name="link", on_fault=faulted),
         reporter=reporter,
@@ -108,7 +104,7 @@ async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) 
 
 
 async def _link(
-    start: main.Start, the_pod: pod.Pod, reporter: report.Reporter, serve: Callable[..., Awaitable[link_sessions.Ended]]
+    start: main.Start, the_pod: pod.Pod, reporter: report.Reporter, surroundings: pod.Surroundings
 ) -> client.LinkClient:
     """Dial the kubelet; the client runs on by itself."""
     # gRPC takes 0.2 s of CPU to import: in a thread, as containers may need the loop meanwhile.
@@ -124,7 +120,7 @@ async def _link(
         certificate=keys["certificate"].encode(),
         key=keys["key"].encode(),
         on_terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
-        on_session=serve,
+        on_session=sessions.Server(surroundings, the_pod).serve,
         on_start=the_pod.add,
         on_renew=start.box.renew_volumes,
         on_clock=the_pod.set_clock,

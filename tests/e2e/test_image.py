@@ -112,6 +112,21 @@ print(bad)
     assert python(program) == "[]"
 
 
+def test_a_pod_s_start_reads_one_file(image: None) -> None:
+    """The modules that the agent imports, those of the link included, are packed."""
+    program = """
+import sys
+sys.path.append("/opt/hpk/lib")
+from hpk.agent import modules
+modules.install(modules.path("/opt/hpk/lib"))
+import hpk.agent.main, hpk.agent.rest, hpk.link.client
+loaders = {type(object.__getattribute__(sys.modules[name], "__spec__").loader).__name__
+    for name in ("asyncio", "hpk.agent.rest", "hpk.agent.main", "grpc", "hpk.link.client")}
+print(loaders)
+"""
+    assert python(program) == "{'Finder'}"
+
+
 def test_every_module_of_the_program_is_importable(image: None) -> None:
     """With what is in the image and nothing else."""
     program = """

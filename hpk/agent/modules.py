@@ -1,0 +1,92 @@
+"""One file with the modules that a pod's start imports, instead of some two hundred small ones.
+
+Each mount of hpk.sif begins with an empty cache, and every file that Python looks for in it costs squashfuse several
+answers.  The file is written when the image is built (`hpk.agent.pack`).  It holds byte code, which belongs to one
+version of Python and is not compared with its source: where there is none, as beside a tree that is bound over the
+image's `hpk`, modules are imported as ever.
+
+Format: the length of the index in eight bytes, the index, the modules' code; both as `marshal` writes them.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+LENGTH_BYTES = 8
+LAZY = frozenset(
+    {
+        "ast", "base64", "locale", "textwrap", "tokenize",  # what asyncio's imports use of them is not for pods
+        "hpk.agent.httpget", "hpk.agent.sessions", "hpk.records",
+    }
+)  # fmt: skip
+"""Modules that most short pods never use.  They are loaded when they are first looked into."""
+
+
+def path(directory: str) -> str:
+    """Return the file's place among the packages of this directory."""
+    return f"{directory}/hpk/agent/start.{sys.implementation.cache_tag}"
+
+
+def install(file: str) -> None:
+    """Have modules imported from this file, if there is one."""
+    try:
+        finder = Finder(os.open(file, os.O_RDONLY))
+    except FileNotFoundError:
+        return
+    sys.meta_path.insert(-1, finder)  # before the one that looks into directories
+
+
+class Finder:
+    """Finds and loads modules (``importlib.abc.MetaPathFinder``, ``importlib.abc.Loader``).
+
+    Args:
+        descriptor: Of the open file, which stays open.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        length = int.from_bytes(os.pread(descriptor, LENGTH_BYTES, 0), "little")
+        self._begin = LENGTH_BYTES + length
+        self._index: dict[str, tuple[str, bool, int, int]] = marshal.loads(os.pread(descriptor, length, LENGTH_BYTES))  # noqa: S302 - our image's own
+        """Of each module its file, whether it is a package, and where its code begins and how long it is."""
+        # importlib itself would have to be imported; these two are there from the interpreter's start.
+        self._spec: type[ModuleSpec] = sys.modules["_frozen_importlib"].ModuleSpec
+        self._shared = sys.modules["_frozen_importlib_external"].ExtensionFileLoader
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how a module is loaded, None for one that is not in the file."""
+        del path, target
+        found = self._index.get(name)
+        if found is None:
+            return None
+        file, is_package, _, length = found
+        loader: Any = self if length else self._shared(name, file)
+        if name in LAZY:
+            from importlib.util import LazyLoader  # noqa: PLC0415 - nothing before the first container is lazy
+
+            loader = LazyLoader(loader)
+        spec = self._spec(name, loader, origin=file, is_package=is_package)
+        spec.has_location = True
+        if is_package:
+            spec.submodule_search_locations = [file.rpartition("/")[0]]
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to Python."""
+        del spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run a module's code in it."""
+        _, _, begin, length = self._index[module.__name__]
+        exec(marshal.loads(os.pread(self._descriptor, length, self._begin + begin)), module.__dict__)  # noqa: S102, S302 - it is what an import does

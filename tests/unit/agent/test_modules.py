@@ -1,0 +1,100 @@
+"""The agent's modules in one file: what comes from it, and what as ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpk.agent import pack
+
+ROOT = Path(__file__).parents[3]
+
+
+def started(program: str, library: Path, packed: Path) -> str:
+    """What a program prints that begins as the agent does, with these packages and this file."""
+    begin = f"""
+import sys
+sys.path[:0] = [{str(library)!r}, {str(ROOT)!r}]
+from hpk.agent import modules
+modules.install({str(packed)!r})
+"""
+    argv = [sys.executable, "-B", "-I", "-S", "-X", "frozen_modules=on", "-c", begin + program]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """Where the file will be."""
+    return tmp_path / "file"
+
+
+@pytest.fixture
+def library(tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package whose modules have changed since they were packed, but for one that was not."""
+    package = tmp_path / "packed"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "one.py").write_text("VALUE = 1\ndef fail():\n    raise KeyError(VALUE)\n")
+    (package / "other.py").write_text("VALUE = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "packed", raising=False)  # another test's
+    packed.write_bytes(pack.pack(str(tmp_path), ("packed.one",)))
+    (package / "one.py").write_text("VALUE = 2\ndef fail():\n    raise KeyError(VALUE)\n")
+    return tmp_path
+
+
+def test_a_packed_module_comes_from_the_file(library: Path, packed: Path) -> None:
+    """It knows where its source is, which a traceback shows."""
+    program = """
+import packed.one, traceback
+print(packed.one.VALUE, packed.one.__file__)
+try:
+    packed.one.fail()
+except KeyError as error:
+    print(traceback.extract_tb(error.__traceback__)[-1].line)
+"""
+    said = started(program, library, packed).splitlines()
+    assert said == [f"1 {library}/packed/one.py", "raise KeyError(VALUE)"]
+
+
+def test_a_module_that_is_not_packed_comes_from_its_package_s_directory(library: Path, packed: Path) -> None:
+    """Beside one that is."""
+    assert (
+        started("import packed.one, packed.other as two; print(packed.one.VALUE, two.VALUE)", library, packed) == "1 3"
+    )
+
+
+def test_without_the_file_modules_come_from_directories(library: Path, packed: Path) -> None:
+    """As beside a tree that is bound over the image's program, or with another Python."""
+    packed.unlink()
+    assert started("import packed.one; print(packed.one.VALUE)", library, packed) == "2"
+
+
+def test_the_agent_s_start_needs_no_other_file_of_python_s(packed: Path) -> None:
+    """Every module but those that read the file, and what Python holds itself."""
+    packed.write_bytes(pack.pack(str(ROOT), pack.START[:3]))
+    program = """
+first = set(sys.modules)
+import hpk.agent.main, hpk.agent.rest
+from importlib.machinery import SourceFileLoader
+print([name for name, one in list(sys.modules.items())
+    if name not in first and type(one) is type(sys) and isinstance(one.__spec__.loader, SourceFileLoader)])
+"""
+    assert started(program, ROOT, packed) == "[]"
+
+
+def test_what_most_pods_never_use_is_loaded_when_it_is_used(packed: Path) -> None:
+    """Each is a module that the start imports, and still waits to be loaded after it."""
+    packed.write_bytes(pack.pack(str(ROOT), pack.START[:3]))
+    program = """
+import hpk.agent.main, hpk.agent.rest
+from importlib.util import _LazyModule
+ours = [name for name in modules.LAZY if name.startswith("hpk.")]
+print(len(ours), {type(sys.modules[name]) is _LazyModule for name in ours})
+from hpk.agent import httpget
+print(httpget.Failed.__name__, type(sys.modules["hpk.agent.httpget"]) is _LazyModule)
+"""
+    assert started(program, ROOT, packed) == "3 {True}\nFailed False"
