@@ -131,6 +131,8 @@ LEAST = {
     "image_maximum_gc_age": 0,
 }
 """Of numbers, the least that makes sense: less would spin, never start, or remove all images."""
+SCRIPT_VARIABLES = {"HPK_BIND"}
+"""What hpk.sbatch alone reads."""
 SMALLEST_NETWORK = 30
 """The longest prefix: of a smaller network no address can be given."""
 
@@ -162,6 +164,20 @@ def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = No
             values[name] = text
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
     return _checked(values | {"state": state})
+
+
+def strangers(environment: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with ``HPK_…`` variables that are nearly settings, a line each.
+
+    Others are left alone: a site or a checkout has some of its own.
+    """
+    known = {f"HPK_{field.name.upper()}" for field in fields(Settings)} | SCRIPT_VARIABLES
+    near = {
+        name: difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)
+        for name in sorted(environment)
+        if name.startswith("HPK_") and name not in known
+    }
+    return [f"{name} is no setting; did you mean {found[0]}?" for name, found in near.items() if found]
 
 
 def _nearest(key: str, known: set[str]) -> str:

@@ -24,6 +24,7 @@ class Look:
         problem: Why nothing was seen; empty if something was.
         message: The node's own word where it is not Ready.
         trouble: What the control plane cannot mend by itself.
+        is_cordoned: Whether new pods wait, for a ``kubectl cordon``.
         phases: How many pods are in each phase.
     """
 
@@ -31,6 +32,7 @@ class Look:
     tunnel: str = ""
     problem: str = ""
     is_ready: bool = False
+    is_cordoned: bool = False
     message: str = ""
     trouble: str = ""
     capacity: dict[str, str] | None = None
@@ -55,6 +57,7 @@ async def look(settings: config.Settings, slurm: slurm_client.Slurm, *, has_pods
         url=url,
         tunnel=tunnel,
         is_ready=ready.get("status") == "True",
+        is_cordoned=bool(node.get("spec", {}).get("unschedulable")),
         message=str(ready.get("message") or ""),
         trouble=_trouble(node),
         capacity=node.get("status", {}).get("capacity") or {},

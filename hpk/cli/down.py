@@ -47,11 +47,11 @@ async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
             jobs = await slurm.jobs()
         pods = [pod.id for pod in instance.pods(jobs, state)]
         if is_keeping_pods:
-            print(f"Left {len(pods)} pods' jobs alone; the next control plane finds them again")
+            print(f"Left {_jobs(pods)} alone; the next control plane finds them again")
         elif pods:
             await slurm.cancel_many(pods)
             await _until(slurm, lambda found: not _alive(found, pods), PODS_SECONDS)
-            print(f"Cancelled {len(pods)} pods' jobs")
+            print(f"Cancelled {_jobs(pods)}")
     _forget(settings)
     return 0
 
@@ -67,6 +67,10 @@ async def _stop(slurm: client.Slurm, job: model.Job) -> None:
     print(f"The control plane did not stop in {STOP_SECONDS:.0f} s; cancelling job {job.id}")
     await slurm.cancel(job.id)
     await _until(slurm, lambda found: not _alive(found, [job.id]), PODS_SECONDS)
+
+
+def _jobs(pods: list[str]) -> str:
+    return "one pod's job" if len(pods) == 1 else f"the jobs of {len(pods)} pods"
 
 
 def _alive(jobs: dict[str, model.Job], ids: list[str]) -> bool:

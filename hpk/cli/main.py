@@ -103,6 +103,8 @@ def _say_all(error: BaseException) -> int:
 def _settings(**flags: Any) -> config.Settings:
     from hpk import config  # noqa: PLC0415
 
+    for line in config.strangers(os.environ):
+        _say(line)
     return config.load(environment=os.environ, flags=flags)
 
 
@@ -188,7 +190,8 @@ def prune(
 ) -> None:
     """Remove converted images that no pod uses, neither of this control plane nor of another that shares them.
 
-    The control plane does the same by itself when images take more than images_gib (see config.py).
+    The control plane does the same by itself when images take more than images_gib, a setting in config.toml
+    (HPK_IMAGES_GIB); the README says more.
     """
     from hpk.cli import prune as command  # noqa: PLC0415
 

@@ -64,10 +64,13 @@ def _cluster_lines(look: cluster.Look, settings: config.Settings) -> list[str]:
         f"{key} {value}" for key, value in (look.capacity or {}).items() if not key.startswith("hugepages")
     )
     phases = ", ".join(f"{count} {phase}" for phase, count in sorted((look.phases or {}).items())) or "none"
+    state = "Ready" if look.is_ready else f"not Ready: {look.message}"
+    if look.is_cordoned:
+        state += ", SchedulingDisabled: new pods wait for 'kubectl uncordon'"
     trouble = [f"Trouble        {look.trouble}"] if look.trouble else []
     return [
         f"API server     {look.tunnel or look.url}",
-        f"Node {name:<10}{'Ready' if look.is_ready else f'not Ready: {look.message}'} ({capacity})",
+        f"Node {name:<10}{state} ({capacity})",
         f"Pods           {phases}",
         *trouble,
     ]

@@ -13,6 +13,7 @@ Whoever is on this host can connect to the port, as to the API server's own port
 
 import argparse
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -183,7 +184,9 @@ async def _listen(tunnel: Tunnel, port: int) -> "Any":
     except OSError as error:
         if port:
             await tunnel.end()
-            raise dial.Problem(f"port {port} is taken on this host") from error
+            is_taken = error.errno == errno.EADDRINUSE
+            why = "is taken on this host" if is_taken else f"cannot be used: {os.strerror(error.errno or 0)}"
+            raise dial.Problem(f"port {port} {why}") from error
         return await asyncio.start_server(tunnel.accept, relay.LOOPBACK, 0)
 
 

@@ -57,3 +57,9 @@ def test_thresholds_can_be_set() -> None:
     """All of them, from the environment."""
     made = config.load(environment={"HPK_IMAGES_GIB": "200", "HPK_IMAGE_MINIMUM_GC_AGE": "60"})
     assert (made.images_gib, made.image_minimum_gc_age, made.image_gc_high_threshold_percent) == (200, 60.0, 85)
+
+
+def test_a_variable_that_is_nearly_a_setting_is_told() -> None:
+    """And no other: a site has variables of its own."""
+    environment = {"HPK_NETWROK": "host", "HPK_STATE": "/x", "HPK_BIND": "/data", "HPK_OURS": "1", "PATH": "/bin"}
+    assert config.strangers(environment) == ["HPK_NETWROK is no setting; did you mean HPK_NETWORK?"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpk import config, jobdir
-from hpk.cli import instance, status, up
+from hpk.cli import cluster, instance, status, up
 from hpk.controlplane import ownership
 from hpk.slurm import model
 
@@ -146,6 +146,13 @@ def test_status_without_a_control_plane() -> None:
     """Nothing runs: the user reads how to start it, and which pods' jobs are left."""
     lines = status._slurm_lines(None, [job("1", "PENDING"), job("2"), job("3")])
     assert lines == ["Control plane  not running (hpk up starts it)", "Pods' jobs     1 PENDING, 2 RUNNING"]
+
+
+def test_status_of_a_cordoned_node() -> None:
+    """A user whose pods wait reads why, and what ends it."""
+    look = cluster.Look(url="https://a", is_ready=True, is_cordoned=True)
+    node = status._cluster_lines(look, config.Settings())[1]
+    assert "Ready, SchedulingDisabled: new pods wait for 'kubectl uncordon'" in node
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0 min"), (3700, "1 h 1 min"), (90000, "1 d 1 h"), (-5, "0 min")])

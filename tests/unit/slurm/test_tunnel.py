@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -10,12 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpk import errors
-from hpk.slurm import client, gateway, tunnel
+from hpk.slurm import client, dial, gateway, tunnel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -222,3 +224,24 @@ def test_two_who_want_a_tunnel_take_turns(tmp_path: Path, monkeypatch: pytest.Mo
     first.close()
     with tunnel.locked(path) as third:
         assert third.getsockname()
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.EADDRINUSE, "port 80 is taken on this host"), (errno.EACCES, "port 80 cannot be used: Permission denied")],
+)
+async def test_a_port_that_is_not_to_be_had_is_refused_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    """Somebody else's, or one that an ordinary user may not have."""
+
+    async def refuse(*_: Any) -> None:
+        raise OSError(number, "error while attempting to bind")
+
+    async def end() -> None:
+        pass
+
+    monkeypatch.setattr(asyncio, "start_server", refuse)
+    made: Any = SimpleNamespace(accept=None, end=end)
+    with pytest.raises(dial.Problem, match=words):
+        await tunnel._listen(made, 80)
