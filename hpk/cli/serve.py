@@ -13,11 +13,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
-import structlog
-
 from hpk import errors, jobdir
-from hpk.aio import descriptors, output
+from hpk.aio import descriptors, lean, output
 from hpk.controlplane import ending
+
+with lean.without("rich"):  # 3 MiB for a console that a job does not have
+    import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

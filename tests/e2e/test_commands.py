@@ -60,7 +60,7 @@ def test_a_life() -> None:
     assert "Ready (cpu " in told
     assert "Pods' jobs     1 RUNNING" in told
 
-    assert "Left 1 pods' jobs alone" in bob(f"{HPK} down --keep-pods")
+    assert "Left one pod's job alone" in bob(f"{HPK} down --keep-pods")
     assert len(queued()) == 1
     assert "hpk" not in bob("kubectl config get-contexts -o name")
     assert "not running" in bob(f"{HPK} status", code=3)
@@ -71,7 +71,7 @@ def test_a_life() -> None:
     bob("kubectl wait --for=condition=Ready pod/p --timeout=30s")
 
     told = bob(f"{HPK} down")
-    assert "Cancelled 1 pods' jobs" in told
+    assert "Cancelled one pod's job" in told
     assert queued() == []
     assert "No control plane runs" in bob(f"{HPK} down")
     assert leftovers() == ""

@@ -186,7 +186,7 @@ async def test_down_ends_the_control_plane_first(stage: Stage, capsys: pytest.Ca
         "scancel --signal=TERM --batch 7",
         "scancel 8",
     ]
-    assert "Cancelled 1 pods' jobs" in capsys.readouterr().out
+    assert "Cancelled one pod's job" in capsys.readouterr().out
     assert not (stage.settings.state / "kubeconfig").exists()
 
 
