@@ -14,8 +14,10 @@ stage() {
   log=$progress_logs/$progress_now.log
   started=$SECONDS
   printf '[%d/%d] %s (about %s) ...\n' "$progress_now" "$progress_all" "$what" "$(duration "$estimate")" >&2
+  # In the background: on the left of || a function would go on after what fails in it, whatever `set -e` says.
   if [ -n "${HPK_VERBOSE:-}" ]; then
-    "$@" >&2 || code=$?
+    "$@" >&2 </dev/null &
+    wait $! || code=$?
   else
     "$@" >"$log" 2>&1 </dev/null &
     watch_over $! "$log" "$estimate" || code=$?

@@ -375,3 +375,17 @@ def test_the_settings_file_counts_where_nothing_else_is_said(tmp_path: Path) -> 
     assert f"--bind {images}" in arguments
     assert Path(images).is_dir()
     assert (tmp_path / "begun").exists()
+
+
+STAGES = f". {ROOT}/scripts/progress.sh; progress_all=1"
+
+
+@pytest.mark.parametrize("verbose", ["", "1"])
+def test_a_stage_ends_with_the_first_command_that_fails(tmp_path: Path, verbose: str) -> None:
+    """What comes after it would take a half for the whole, as the one that moves a layer to its place."""
+    script = f"set -euo pipefail; {STAGES}; make() {{ mkdir new; false; mv new whole; }}; stage 1 making make"
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), "HPK_VERBOSE": verbose}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"[1/1] failed after" in done.stderr
+    assert not (tmp_path / "whole").exists()
