@@ -16,10 +16,10 @@ stage() {
   printf '[%d/%d] %s (about %s) ...\n' "$progress_now" "$progress_all" "$what" "$(duration "$estimate")" >&2
   # In the background: on the left of || a function would go on after what fails in it, whatever `set -e` says.
   if [ -n "${HPK_VERBOSE:-}" ]; then
-    "$@" >&2 </dev/null &
+    interruptible "$@" >&2 </dev/null &
     wait $! || code=$?
   else
-    "$@" >"$log" 2>&1 </dev/null &
+    interruptible "$@" >"$log" 2>&1 </dev/null &
     watch_over $! "$log" "$estimate" || code=$?
   fi
   if [ "$code" != 0 ]; then
@@ -28,6 +28,12 @@ stage() {
     return "$code"
   fi
   printf '[%d/%d] done in %s\n' "$progress_now" "$progress_all" "$(duration $((SECONDS - started)))" >&2
+}
+
+# In the background bash lets no program hear the terminal's Ctrl-C; this one does.
+interruptible() {
+  trap - INT QUIT
+  "$@"
 }
 
 # Wait for the process; on a terminal with a line that moves, elsewhere with a line a minute.
@@ -49,8 +55,8 @@ watch_over() { # pid log estimate
   wait "$pid"
 }
 
-# Up to a second, less if the process ends earlier.
-sleep_until_gone() { timeout 1 tail --pid="$1" -s 0.1 -f /dev/null || true; }
+# Up to a second, less if the process ends earlier.  In our own process group: Ctrl-C ends it, and us with it.
+sleep_until_gone() { timeout --foreground 1 tail --pid="$1" -s 0.1 -f /dev/null || true; }
 
 duration() { # seconds
   if [ "$1" -lt 90 ]; then echo "$1 s"; else echo "$((($1 + 30) / 60)) min"; fi

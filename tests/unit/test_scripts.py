@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import csv
 import importlib.machinery
 import importlib.util
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -389,3 +392,26 @@ def test_a_stage_ends_with_the_first_command_that_fails(tmp_path: Path, verbose:
     assert done.returncode == 1
     assert b"[1/1] failed after" in done.stderr
     assert not (tmp_path / "whole").exists()
+
+
+@pytest.mark.parametrize(("verbose", "programs"), [("", {"sleep", "tail"}), ("1", {"sleep"})])
+def test_ctrl_c_ends_a_stage_and_what_it_runs(tmp_path: Path, verbose: str, programs: set[str]) -> None:
+    """All are in the terminal's process group, and have the signal."""
+    script = f"set -euo pipefail; {STAGES}; stage 1 sleeping sleep 600"
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), "HPK_VERBOSE": verbose}
+    argv = ["env", "--default-signal=INT", "bash", "-c", script]
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as running:
+        shell = psutil.Process(running.pid)
+        try:
+            started: dict[str, psutil.Process] = {}
+            while not programs <= started.keys():
+                time.sleep(0.01)
+                with contextlib.suppress(psutil.NoSuchProcess):  # a tail that waited for its second
+                    started = {one.name(): one for one in shell.children(recursive=True)}
+            os.killpg(running.pid, signal.SIGINT)
+            running.wait()
+            psutil.wait_procs(started.values())
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode in {-signal.SIGINT, 128 + signal.SIGINT}
