@@ -2,6 +2,8 @@
 # shellcheck shell=bash
 
 progress_logs=${progress_logs:-$(mktemp -d)}
+# Logs stay where a stage has failed, for the reader of its end.
+trap '[ $? != 0 ] || rm -rf "$progress_logs"; rmdir "$progress_logs" 2>/dev/null || true' EXIT
 progress_now=0
 progress_all=${progress_all:-0}
 

@@ -394,6 +394,20 @@ def test_a_stage_ends_with_the_first_command_that_fails(tmp_path: Path, verbose:
     assert not (tmp_path / "whole").exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "code", "left"),
+    [("stage 1 saying true", 0, []), ("stage 1 saying sh -c 'echo words; exit 3'", 3, ["1.log"]), ("exit 4", 4, [])],
+)
+def test_logs_stay_where_a_stage_has_failed(tmp_path: Path, script: str, code: int, left: list[str]) -> None:
+    """Nothing else is left in the directory for temporary files, and the exit code is the script's."""
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    argv = ["bash", "-c", f"set -euo pipefail; {STAGES}; {script}"]
+    done = subprocess.run(argv, env=environment, capture_output=True, check=False)
+    assert done.returncode == code
+    assert [path.name for path in tmp_path.glob("*/*")] == left
+    assert len(list(tmp_path.iterdir())) == len(left)
+
+
 @pytest.mark.parametrize(("verbose", "programs"), [("", {"sleep", "tail"}), ("1", {"sleep"})])
 def test_ctrl_c_ends_a_stage_and_what_it_runs(tmp_path: Path, verbose: str, programs: set[str]) -> None:
     """All are in the terminal's process group, and have the signal."""
