@@ -204,7 +204,8 @@ main() {
   image=$cache/hpk-$({
     basename -a "$base" "$deps"
     cat "$base/opt/hpk/debian.txt" # --fresh makes the same directory of other packages
-    cat "$root"/controlplane/*/go.sum "$root"/controlplane/build.sh "$root"/scripts/{build-image.sh,hpk,hpk.sbatch} 2>/dev/null
+    cat "$root"/controlplane/*/go.{mod,sum} "$root"/controlplane/build.sh "$root"/scripts/{build-image.sh,hpk,hpk.sbatch} 2>/dev/null
+    go env GOVERSION GOARCH # as controlplane/build.sh has them in the binaries' own keys
     cd "$root" && find hpk apptainer -type f ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum
   } | key_of).sif
   if [ -e "$image" ]; then
