@@ -154,8 +154,8 @@ keep_newest() { # how-many files...
   ls -td -- "$@" 2>/dev/null | tail -n "+$((many + 1))" | xargs -r rm -rf --
 }
 
-contents_list() { # base deps
-  echo "# Contents of hpk.sif, $(du -m --apparent-size "$image" | cut -f1) MiB"
+contents_list() { # base deps image
+  echo "# Contents of hpk.sif, $(du -m --apparent-size "$3" | cut -f1) MiB"
   echo "# Debian packages"
   cat "$1/opt/hpk/debian.txt"
   echo "# Python packages"
@@ -212,7 +212,6 @@ main() {
     stage 0 "Image: from the cache" true
   else
     stage 20 "Image" build_sif "$base" "$deps" "$binaries" "$image"
-    contents_list "$base" "$deps" >"$image.txt"
   fi
   touch "$image"
   keep_newest 3 "$cache"/hpk-*.sif
@@ -231,6 +230,7 @@ build_sif() { # base deps binaries image
   mkdir "$work/overlay"
   in_namespace pack_in_namespace "$1" "$2" "$work/program" "$work/overlay"
   in_namespace sif_in_namespace "$1" "$work/program:$3:$2:$1" "$work/hpk.sif"
+  contents_list "$1" "$2" "$work/hpk.sif" >"$4.txt" # first: a build that ends between the two is begun anew
   mv "$work/hpk.sif" "$4"
   rm -rf "$work"
 }
