@@ -213,8 +213,9 @@ main() {
   else
     stage 20 "Image" build_sif "$base" "$deps" "$binaries" "$image"
   fi
-  touch "$image"
+  touch "$image" "$image.txt"
   keep_newest 3 "$cache"/hpk-*.sif
+  keep_newest 3 "$cache"/hpk-*.sif.txt
   ln -f "$image" "$root/build/hpk.sif" 2>/dev/null || cp -f "$image" "$root/build/hpk.sif"
   cp -f "$image.txt" "$root/build/hpk.sif.txt"
   echo "build-image: $(du -m --apparent-size "$image" | cut -f1) MiB, contents in build/hpk.sif.txt" >&2
