@@ -7,10 +7,11 @@ own for what it starts, below the host's or the machine's; they are counted with
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.site.hpksite import members, paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ PARTS = {
     "accounting": "slurmdbd",
     "database": "mariadbd",
 }
-SLURM = ("slurm*", "hpk-site*/*/slurm*")
+SLURM = ("slurm*", f"{paths.CGROUP}/*/slurm*")
 NODES = "nodes"
 """All else: slurmd, what it starts, and the hosts' other daemons."""
 
@@ -62,11 +63,9 @@ def measured() -> Iterator[Shares]:
     for part in (*PARTS, NODES):
         (root / part).mkdir(parents=True)
     try:
-        before = {pid: _group(pid) for pid, _ in _processes()}
-        ours = _ancestors()
-        for pid, command in _processes():
-            if pid not in ours:
-                _move(pid, root / part_of(command))
+        before = {pid: _group(pid) for pid in members.find()}
+        for pid in before:
+            _move(pid, root / part_of(_command(pid)))
         yield Shares(root)
     finally:
         for directory in (*root.iterdir(), root):
@@ -81,22 +80,11 @@ def part_of(command: str) -> str:
     return next((part for part, word in PARTS.items() if word in command), NODES)
 
 
-def _processes() -> Iterator[tuple[int, str]]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal():
-            with contextlib.suppress(OSError):
-                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if command:
-                    yield int(path.name), command
-
-
-def _ancestors() -> set[int]:
-    """Return this process, its parents, and init: none is the cluster's."""
-    found, pid = {1}, os.getpid()
-    while pid > 1:
-        found.add(pid)
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return found
+def _command(pid: int) -> str:
+    """Return a process's command line, '' if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
 
 
 def _group(pid: int) -> Path:

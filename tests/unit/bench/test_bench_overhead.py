@@ -9,6 +9,7 @@ import pytest
 
 from tests.bench import __main__ as bench
 from tests.bench import overhead, result, shares
+from tests.site.hpksite import paths
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,13 +62,13 @@ def test_cpu_is_counted_where_it_belongs(command: str, part: str) -> None:
     assert shares.part_of(command) == part
 
 
-@pytest.mark.parametrize("made_by_slurm", ["slurm_c1", "hpk-site/c1/slurm_c1", "hpk-site-apart-x/c1/slurm"])
+@pytest.mark.parametrize("made_by_slurm", ["slurm_c1", f"{paths.CGROUP}/c1/slurm_c1"])
 def test_what_slurm_starts_counts_with_the_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by_slurm: str
 ) -> None:
-    """Slurm's cgroups are the machine's, or below those of a host."""
+    """Slurm's cgroups are the machine's, or below those of a host; those of a cluster that is apart do not count."""
     monkeypatch.setattr(shares, "ROOT", tmp_path)
-    for group, seconds in ((made_by_slurm, 2), ("bench/nodes", 1), ("other", 4)):
+    for group, seconds in ((made_by_slurm, 2), ("bench/nodes", 1), ("other", 4), ("hpk-site-apart-x/c1/slurm", 8)):
         (tmp_path / group).mkdir(parents=True)
         (tmp_path / group / "cpuacct.usage").write_text(f"{seconds}000000000\n")
     assert shares.Shares(tmp_path / "bench").seconds()[shares.NODES] == 3.0
