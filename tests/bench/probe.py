@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import http.client
 import json
 import os
 import re
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,28 @@ class Client:
     """The API server by one kept connection, as the user of the kubeconfig."""
 
     def __init__(self) -> None:
-        self._url, context = access()
-        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+        url, context = access()
+        parts = urllib.parse.urlsplit(url)
+        self._line = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, context=context, timeout=PATIENCE_SECONDS
+        )
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """One request; the decoded answer."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)  # noqa: S310
-        with self._opener.open(request, timeout=PATIENCE_SECONDS) as answer:
-            return json.load(answer)
+        try:
+            status, text = self._exchange(method, path, data)
+        except ConnectionError:  # the server has ended it: it was idle for too long
+            self._line.close()
+            status, text = self._exchange(method, path, data)
+        if status >= 400:
+            raise RuntimeError(f"{method} {path}: {status} {text.decode(errors='replace')}")
+        return json.loads(text)
+
+    def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
+        self._line.request(method, path, data, {"Content-Type": "application/json"})
+        answer = self._line.getresponse()
+        return answer.status, answer.read()
 
 
 def wait_for(path: Path) -> float:
