@@ -147,6 +147,7 @@ def _cpu_seconds() -> float:
 
 def hundred_pods() -> list[dict[str, Any]]:
     """A hundred pods at once, to the last one's success, against a hundred sbatch jobs of the same payload."""
+    bare_image()
     text = (cluster.ROOT / "tests/bench/hundred.sh").read_bytes()
     bare = float(cluster.run("env", *JOB, "bash", stdin=text, seconds=600).stdout)
     manifest = (cluster.ROOT / "tests/bench/hundred.yaml").read_text().replace("${REGISTRY}", cluster.REGISTRY)
