@@ -225,7 +225,9 @@ def rate(port: int) -> float:
     with line:
         buffer, got, began = bytearray(1 << 20), 0, time.perf_counter()
         while (used := time.perf_counter() - began) < FORWARD_SECONDS:
-            got += line.recv_into(buffer)
+            if not (size := line.recv_into(buffer)):
+                raise RuntimeError("the port's connection has ended")
+            got += size
     return got / 2**20 / used
 
 
