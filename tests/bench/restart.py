@@ -155,7 +155,9 @@ async def _until_adopted(world: World, *, settle_seconds: float = 0.0) -> None:
     running = asyncio.create_task(world.run())
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while world.adopted < PODS:  # noqa: ASYNC110 - no event of its own
+            while world.adopted < PODS:
+                if running.done():
+                    await running  # raises why it has ended
                 await asyncio.sleep(0.02)
         world.adopted_at = time.monotonic()
         await asyncio.sleep(settle_seconds)
