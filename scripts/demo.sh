@@ -19,10 +19,9 @@ cache=${HPK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hpk}
 
 # ---- what a user does, told as commands on the login node -------------------------------------------------------
 
-install_hpk() { # as `apptainer run hpk.sif install`, unless this very image is installed and its node is Ready
+install_hpk() { # as `apptainer run hpk.sif install`, unless this very image is installed
   cluster '
-import hashlib
-digest = hashlib.sha256(cluster.IMAGE.read_bytes()).hexdigest()
+digest = cluster.fingerprint()
 if cluster.shell("cat ~/.hpk/installed 2>/dev/null; true").strip() != digest:
     if cluster.run("test", "-x", cluster.HPK, code=None).returncode == 0:
         cluster.run(cluster.HPK, "down", code=None, seconds=180)
