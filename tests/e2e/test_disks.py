@@ -83,12 +83,14 @@ def moved(hpk: None) -> Iterator[None]:
         cluster.shell(f"mkdir -p -m 1777 {SCRATCH}", user="root", host=host)
     cluster.stop()
     settings = ("env", f"HPK_SCRATCH={SCRATCH}", "HPK_IMAGES=/home/alice/other/images", cluster.HPK)
-    if cluster.PROFILE.filtered:  # only the login node reaches the registry
-        cluster.run(*settings, "pull", f"{cluster.REGISTRY}/busybox:1")
-    cluster.run(*settings, "up", seconds=180)
-    yield
-    cluster.stop()
-    cluster.start()
+    try:
+        if cluster.PROFILE.filtered:  # only the login node reaches the registry
+            cluster.run(*settings, "pull", f"{cluster.REGISTRY}/busybox:1")
+        cluster.run(*settings, "up", seconds=180)
+        yield
+    finally:
+        cluster.run(cluster.HPK, "down", code=None, seconds=180)
+        cluster.start()
 
 
 @pytest.mark.usefixtures("moved")
