@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Self
 
 from hpk import errors, jobdir
@@ -233,10 +234,11 @@ class World:
         await self.stop()
 
     async def stop(self) -> None:
-        """The kubelet is gone; the world stays."""
+        """The kubelet is gone; the world stays. Raises what the kubelet has died of, if it has."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
 
     async def restart(self) -> None:
         """The kubelet ends, and another starts."""
