@@ -4,8 +4,6 @@ import pathlib
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 
 class SiteError(Exception):
@@ -52,12 +50,3 @@ def tail(path: pathlib.Path, *, lines: int = 20) -> str:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) or f"({path} is empty)"
     except OSError as error:
         return f"(no {path}: {error.strerror})"
-
-
-def wait_until(ready: Callable[[], bool], *, seconds: float, what: str) -> None:
-    """Return as soon as `ready()` holds; a SiteError naming `what` when the time is up."""
-    deadline = time.monotonic() + seconds
-    while not ready():
-        if time.monotonic() > deadline:
-            raise SiteError(f"cannot go on: {what} did not come within {seconds:.0f} s")
-        time.sleep(0.02)
