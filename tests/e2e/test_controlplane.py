@@ -352,7 +352,8 @@ def test_etcd_on_a_node_that_dies_loses_only_what_is_not_copied_yet(tmp_path: Pa
     copied: list[set[str]] = []
     with started(state, binaries, node_disk=disks[0]) as first:
         end = time.monotonic() + 5
-        while time.monotonic() < end:
+        # The copy grows while things are written; how quickly is the machine's affair.
+        while time.monotonic() < end or len({len(names) for names in copied}) <= 3:
             name = f"c{len(copied)}"
             body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"x": "y" * 5000}}
             assert first.ask(path, identity="admin", method="POST", body=body)[0] == 201
@@ -364,7 +365,6 @@ def test_etcd_on_a_node_that_dies_loses_only_what_is_not_copied_yet(tmp_path: Pa
     with started(state, binaries, node_disk=disks[1]) as second:
         found = {item["metadata"]["name"] for item in second.ask(path, identity="admin")[1]["items"]}
         assert copied[-1] <= found
-        assert len({len(names) for names in copied}) > 3, "the copy grows while things are written"
         assert second.stop() == 0
     assert list(disks[1].iterdir()) == []
     with started(state, binaries) as third:  # in the state directory itself, as it was or as the copy is
