@@ -36,10 +36,12 @@ def main() -> None:
     command = ["kubectl", "-n", sys.argv[1], "port-forward", "p", ":7000", ":7001"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as forward:
         assert forward.stdout is not None
-        ports: list[int] = []
-        while len(ports) < 2:
-            if line := re.search(r"from 127\.0\.0\.1:(\d+)", forward.stdout.readline()):
-                ports.append(int(line[1]))
+        said = ""
+        while len(found := re.findall(r"from 127\.0\.0\.1:(\d+)", said)) < 2:
+            line = forward.stdout.readline()
+            assert line, f"kubectl has ended: {said}"
+            said += line
+        ports = [int(port) for port in found]
         try:
             with concurrent.futures.ThreadPoolExecutor(40) as pool:
                 many = list(pool.map(lambda _: is_right(ports[0], 50_000), range(80)))
@@ -51,8 +53,8 @@ def main() -> None:
         finally:
             forward.terminate()
         words = forward.stdout.read()
-    found = {"many": sum(many), "large": large, "beside": beside, "refused": refused.decode(), "words": words}
-    print(json.dumps(found))  # noqa: T201 - its result
+    told = {"many": sum(many), "large": large, "beside": beside, "refused": refused.decode(), "words": words}
+    print(json.dumps(told))  # noqa: T201 - its result
 
 
 main()
