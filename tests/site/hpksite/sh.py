@@ -17,7 +17,8 @@ def say(text: str) -> None:
 
 def out(*argv: str, stdin: str | None = None) -> str:
     """Run a program to its end and return its stdout; a SiteError with its last lines if it fails."""
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, errors="replace", check=False)
+    # Never the caller's input: a program that asks something would wait for a person, or take what is another's.
+    done = subprocess.run(argv, input=stdin or "", capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-20:])
         raise SiteError(f"cannot {shlex.join(argv)[:300]} (exit code {done.returncode}):\n{last}")
