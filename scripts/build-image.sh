@@ -34,7 +34,7 @@ debian_layer() { # directory
   local work
   work=$(mktemp -d)
   sh "$root/apptainer/debian.sh" preferences >"$work/preferences"
-  { "$root/scripts/debian-sources.py" trixie && "$root/scripts/debian-sources.py" sid; } >"$work/sources.list"
+  { "$root/scripts/debian-sources.py" trixie; "$root/scripts/debian-sources.py" sid; } >"$work/sources.list"
   { apt-config dump | grep -E '^Acquire::(Check-|https?::|Retries)' || true; } >"$work/apt.conf" # this machine's way out
   echo 'APT::Install-Recommends "false";' >>"$work/apt.conf"
   mmdebstrap --mode=root --variant=essential --include="$(sh "$root/apptainer/debian.sh" names | tr ' ' ,)" \
@@ -49,8 +49,10 @@ debian_layer() { # directory
 }
 
 python_layer() { # directory
-  local pip=("$("$root/scripts/venv.sh")/bin/pip" install --no-deps --require-hashes --no-compile --upgrade
-    --disable-pip-version-check --root-user-action=ignore --target "$1/opt/hpk/lib") work platform
+  local venv work platform
+  venv=$("$root/scripts/venv.sh")
+  local pip=("$venv/bin/pip" install --no-deps --require-hashes --no-compile --upgrade
+    --disable-pip-version-check --root-user-action=ignore --target "$1/opt/hpk/lib")
   local elsewhere=(--only-binary=:all: --python-version "$python" --implementation cp --abi "cp${python/./}" --abi abi3 --abi none)
   for platform in 2_17 2_28 2_34; do elsewhere+=(--platform "manylinux_${platform}_$(uname -m)"); done
   elsewhere+=(--platform "manylinux2014_$(uname -m)")
