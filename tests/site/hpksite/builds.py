@@ -133,12 +133,12 @@ def _rootfs(folder: pathlib.Path, suite: str) -> pathlib.Path:
 
 def _debian(folder: pathlib.Path, target: pathlib.Path, *, suite: str, variant: str, packages: tuple[str, ...]) -> None:
     """Fill a folder with a variant of a Debian suite, as mmdebstrap calls it, and packages."""
-    sources = folder / f"sources-{suite}.list"
+    sources = folder / f"{target.stem}.list"
     sources.write_text(sh.out(f"{paths.TREE}/scripts/debian-sources.py", suite))
     settings = [f"--aptopt={setting}" for setting in _apt_settings()]
     include = f"--include={','.join(packages)}"
     argv = (f"--variant={variant}", *MMDEBSTRAP, *settings, include, suite, str(target), str(sources))
-    sh.logged(folder / "mmdebstrap.log", "mmdebstrap", *argv)
+    sh.logged(folder / f"{target.stem}.log", "mmdebstrap", *argv)
 
 
 def _test_roots(folder: pathlib.Path) -> pathlib.Path:
