@@ -32,7 +32,12 @@ remote=cases-$$
 trap 'rm -rf "$staged"; as_alice rm -rf "$remote" </dev/null || true' EXIT
 for case in "$@"; do
   case $case in /*) ;; *) case=$here/$case ;; esac
-  if [ -d "$case" ]; then cp "$case"/*.yaml "$staged/"; else cp "$case" "$staged/"; fi
+  files=("$case")
+  [ ! -d "$case" ] || files=("$case"/*.yaml)
+  for file in "${files[@]}"; do
+    [ ! -e "$staged/${file##*/}" ] || { echo "cases: two files have the name ${file##*/}: run one at a time" >&2; exit 2; }
+    cp "$file" "$staged/"
+  done
 done
 cp "$runner" "$staged/run"
 tar -c -C "$staged" . | as_alice sh -c "mkdir -p $remote && tar -x -C $remote"
