@@ -360,6 +360,23 @@ def test_plain_sbatch_has_its_directory_named(tmp_path: Path) -> None:
     assert (tmp_path / "scontrol").read_text() == f"update JobId=7 Comment=hpk-control-plane:{job.state}\n"
 
 
+def test_a_home_that_sbatch_does_not_hand_on_is_found(tmp_path: Path) -> None:
+    """What lasts is there too, and not in the root directory."""
+    job = Job(tmp_path, f'printf %s "$APPTAINERENV_HPK_STATE" >{tmp_path}/seen; exit 0')
+    job._program("getent", "echo user:x:2000:2000::ROOT:/bin/bash")
+    job._program("mkdir", 'case $* in *" /.hpk") exit 1 ;; esac; exec /bin/mkdir "$@"')
+    (tmp_path / ".hpk/state").mkdir(parents=True)
+    environment = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "HPK_IMAGE": str(tmp_path / "hpk.sif"),
+        "TMPDIR": str(tmp_path),
+    }
+    argv = ["bash", str(ROOT / "scripts/hpk.sbatch")]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "seen").read_text() == f"{tmp_path}/.hpk"
+
+
 def test_the_settings_file_counts_where_nothing_else_is_said(tmp_path: Path) -> None:
     """The script makes and shows the directory of images, and tells the program nothing that the file says."""
     words = (
