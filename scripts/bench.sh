@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure on the simulated cluster, starting what is needed; writes build/bench.json.
 #
-#   scripts/bench.sh [NAME]    all measurements, or the one of this name
+#   scripts/bench.sh [NAME]    all measurements, or those whose names begin so
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$(scripts/venv.sh)
