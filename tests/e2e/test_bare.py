@@ -238,8 +238,8 @@ def test_the_recipe_for_a_laptop(hpk: None) -> None:
     """As docs/connect.md has it, from a host that reaches the login node only by ssh."""
     laptop = "c2"
     cluster.shell(
-        "ssh ctl .local/bin/hpk kubectl config view --raw --minify --flatten |"
-        " sed 's|server: .*|server: https://127.0.0.1:7445|' > laptop.kubeconfig && chmod 600 laptop.kubeconfig",
+        "(umask 077; ssh ctl .local/bin/hpk kubectl config view --raw --minify --flatten |"
+        " sed 's|server: .*|server: https://127.0.0.1:7445|' > laptop.kubeconfig)",
         host=laptop,
     )
     by_ssh = ("ssh", "-tt", "-L", "7445:127.0.0.1:7445", "ctl", ".local/bin/hpk connect --port 7445")
