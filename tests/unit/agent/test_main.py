@@ -61,6 +61,42 @@ def test_only_what_may_run_first_runs_first(containers: list[Any], first: list[s
     assert [one["name"] for one in main.first_containers(plan)] == first
 
 
+@pytest.mark.parametrize(
+    ("containers", "is_spared"),
+    [
+        ([container("a")], True),
+        ([container("a", liveness_probe={"exec": {}}, lifecycle={"stopSignal": "SIGUSR1"})], True),
+        ([container("a", liveness_probe={"grpc": {"port": 1}}, lifecycle=None)], True),
+        ([container("a"), container("b", readiness_probe={"httpGet": {"port": 80}})], False),
+        ([container("a", startup_probe={"httpGet": {"port": 80, "scheme": "HTTPS"}})], False),
+        ([container("a", lifecycle={"preStop": {"httpGet": {"port": 80}}})], False),
+    ],
+)
+def test_openssl_is_there_for_pods_whose_probes_or_hooks_speak_http(containers: list[Any], is_spared: bool) -> None:  # noqa: FBT001
+    """A plain answer may lead to HTTPS."""
+    plan: Any = {"containers": containers}
+    assert main.spared(plan) == (("ssl", "_hashlib") if is_spared else ())
+
+
+def test_the_event_loop_and_the_doorbell_do_without_openssl() -> None:
+    """And what is imported later has it."""
+    program = f"""
+import sys
+sys.path.append({str(ROOT)!r})
+from hpk.agent import main
+with main.modules.Without(*main.spared({{"containers": []}})):
+    from hpk.agent import rest
+from hpk.link import doorbell
+print(bool({{"ssl", "_ssl", "_hashlib"}} & set(sys.modules)), len(doorbell.key_of(b"a", "b")))
+assert doorbell._opened(doorbell._sealed(b"x", b"k"), b"k") == b"x"
+import ssl
+print(ssl.OPENSSL_VERSION_INFO[0] > 0)
+"""
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "32", "True"]
+
+
 def test_kills_are_counted_before_the_process_is_let_go(tmp_path: Path) -> None:
     """What the kernel kills from then on may be the container's."""
     run = runs.Run(container("c"), 0, directory=str(tmp_path), root_directory=str(tmp_path))
