@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import importlib
 import os
 import signal
@@ -29,6 +30,8 @@ HURRIED_SECONDS = 1.0
 
 def run(start: main.Start) -> int:
     """Run the pod to its end; the exit code of the agent."""
+    gc.freeze()
+    gc.enable()
     with asyncio.Runner() as runner:
         return runner.run(_run(start))
 

@@ -16,6 +16,7 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
+import hpk
 from hpk import errors
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ PATCH_TYPES: Mapping[str, str] = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
 }
+USER_AGENT = f"hpk/{hpk.__version__}"
+"""Objects name us by it among their managers (managedFields), and so does the audit log."""
 TIMEOUT_SECONDS = 30.0
 WATCH_SILENCE_SECONDS = 90.0
 """Bookmarks arrive about every minute; a watch that is silent for longer is taken to be dead."""
@@ -161,7 +164,7 @@ class Kube:
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
-        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        headers = {"Content-Type": content_type, "Accept": "application/json", "User-Agent": USER_AGENT}
         try:
             answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=timeout)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:

@@ -39,7 +39,9 @@ async def server(authority: pki.Authority, tmp_path: Path) -> AsyncIterator[str]
         subject = request.transport.get_extra_info("peercert")["subject"]
         name = next(value for part in subject for key, value in part if key == "commonName")
         await asyncio.sleep(float(request.query.get("seconds", "0")))
-        return web.json_response({"name": name, "type": request.content_type, "heard": (await request.read()).decode()})
+        heard = (await request.read()).decode()
+        agent = request.headers["User-Agent"].partition("/")[0]  # an object's manager is called so
+        return web.json_response({"name": name, "agent": agent, "type": request.content_type, "heard": heard})
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
@@ -64,7 +66,8 @@ async def test_a_kubeconfig_says_where_and_who(tmp_path: Path, authority: pki.Au
     async with await client.Kube.from_kubeconfig(kubeconfig(tmp_path, authority, server)) as kube:
         answer = await kube.patch("/api", {"why": "caf\udce9"})
         assert (await kube.get("/api"))["heard"] == ""
-    assert answer == {"name": "me", "type": client.PATCH_TYPES["strategic"], "heard": '{"why": "caf\\udce9"}'}
+    body = '{"why": "caf\\udce9"}'
+    assert answer == {"name": "me", "agent": "hpk", "type": client.PATCH_TYPES["strategic"], "heard": body}
 
 
 async def test_a_server_of_another_authority_is_not_spoken_to(tmp_path: Path, server: str) -> None:
