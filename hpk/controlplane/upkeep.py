@@ -139,6 +139,8 @@ async def look_after(client: Etcd) -> str:
     if what == "nothing":
         return trouble(size)
     if what == "relieve":
+        # etcd counts the pages that one has freed when the next is written down (bbolt's Tx.close; backend.begin).
+        await client.compact(revision - 1)
         await client.compact(revision)
         size, _ = await _look(client)
     if what == "defragment" or size.total - size.used > size.total * WORTHWHILE:
