@@ -7,7 +7,11 @@ import ctypes
 import gc
 from typing import NoReturn
 
-TRIM_SECONDS = 30.0
+import psutil
+
+LOOK_SECONDS = 5.0
+GROWN_BYTES = 4 << 20
+"""So much more than after the last time is worth a look at what can go."""
 ARENAS = 2
 _ARENA_MAX = -8
 """Of mallopt(3)."""
@@ -24,15 +28,22 @@ def few_arenas() -> None:
 
 
 async def trim_forever() -> NoReturn:
-    """Give freed memory back every 30 seconds, until cancelled.
+    """Give freed memory back whenever it has grown, until cancelled.
 
     glibc keeps what was freed below the top of its heap for later use; after a hundred pods at once that is 15 MB and
     more, for good.  Trimming takes a few milliseconds (malloc_trim(3)); another C library has its own
     ways, and nothing is done.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _pad: 0)
+    process = psutil.Process()
     gc.freeze()  # what is there at the start stays: collections need not look at it
+    least = 0
     while True:
-        await asyncio.sleep(TRIM_SECONDS)
+        await asyncio.sleep(LOOK_SECONDS)
+        resident = process.memory_info().rss
+        if resident < least + GROWN_BYTES:
+            least = min(least, resident)
+            continue
         gc.collect()
         trim(0)
+        least = process.memory_info().rss

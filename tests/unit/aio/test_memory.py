@@ -7,28 +7,39 @@ import ctypes
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import psutil
+
 from hpk.aio import memory
 
 if TYPE_CHECKING:
     import pytest
 
 
-async def test_trims_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A burst long after the start is given back too."""
-    twice = asyncio.Event()
-    calls: list[int] = []
+async def test_what_has_grown_is_given_back_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst long after the start too; at rest nothing is done."""
+    mib = 1 << 20
+    resident = [80, 70, 71, 73, 69, 72, 74, 71, 120, 75]  # after each trim it is looked at once more
+    trimmed: list[int] = []
+    done = asyncio.Event()
 
-    def trim(pad: int) -> None:
-        calls.append(pad)
-        if len(calls) == 2:
-            twice.set()
+    def look() -> SimpleNamespace:
+        seen.append(resident.pop(0))
+        return SimpleNamespace(rss=seen[-1] * mib)
 
+    seen: list[int] = []
+
+    def trim(_pad: int) -> None:
+        trimmed.append(seen[-1])
+        if not resident[1:]:
+            done.set()
+
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=look))
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: SimpleNamespace(malloc_trim=trim))
-    monkeypatch.setattr(memory, "TRIM_SECONDS", 0.001)
+    monkeypatch.setattr(memory, "LOOK_SECONDS", 0.0)
     task = asyncio.create_task(memory.trim_forever())
-    await twice.wait()
+    await done.wait()
     task.cancel()
-    assert calls[:2] == [0, 0]
+    assert trimmed == [80, 74, 120]
 
 
 async def test_another_c_library_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

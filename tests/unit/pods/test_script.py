@@ -174,17 +174,42 @@ def test_a_job_s_signals_reach_the_pod_only_where_they_are_asked_for(
 @pytest.mark.parametrize(
     ("agent", "code", "tries"),
     [
-        ("[ $(wc -l < tries) = 2 ] || exit 255", 0, 2),
+        ("[ $(wc -l < tries) = 5 ] || exit 255", 0, 5),
+        ("exit 255", 255, 8),
         ("touch claim; exit 255", 255, 1),
         ("exit 1", 1, 1),
     ],
-    ids=["not made in time", "the agent has begun", "another end"],
+    ids=["not made in time", "never made", "the agent has begun", "another end"],
 )
 def test_a_sandbox_that_could_not_be_made_is_tried_again(tmp_path: Path, agent: str, code: int, tries: int) -> None:
     """A busy node's CNI gives up; once an agent has claimed the pod, nothing is run twice."""
     text = rendered(pod(), f"{tmp_path}/hpk-0b4e", f"echo >> tries; {agent}")
-    ended = subprocess.run(["bash", "-c", text], check=False, timeout=100, env=ENVIRONMENT, cwd=tmp_path)
+    environment = pausing(tmp_path, "echo $1 >> pauses")
+    ended = subprocess.run(["bash", "-c", text], check=False, timeout=100, env=environment, cwd=tmp_path)
     assert (ended.returncode, len((tmp_path / "tries").read_text().splitlines())) == (code, tries)
+    pauses = (tmp_path / "pauses").read_text().split() if tries > 1 else []
+    assert len(pauses) == tries - 1
+    assert all(1 <= int(pause) <= most for pause, most in zip(pauses, (2, 4, 8, 16, 32, 32, 32), strict=False))
+
+
+def test_a_job_that_is_told_to_end_does_not_wait_for_another_try(tmp_path: Path) -> None:
+    """Slurm kills it after its KillWait, and then nobody removes what it has on the node."""
+    text = rendered(pod(), f"{tmp_path}/hpk-0b4e", "echo >> tries; exit 255")
+    argv = ["env", "--default-signal", "bash", "-c", text]
+    job = subprocess.Popen(argv, env=pausing(tmp_path, "echo > pausing; exec tail -f /dev/null"), cwd=tmp_path)
+    until((tmp_path / "pausing").exists)
+    job.terminate()
+    assert job.wait(timeout=100) == 255
+    assert len((tmp_path / "tries").read_text().splitlines()) == 1
+    assert not list(tmp_path.glob("hpk-0b4e*"))
+
+
+def pausing(tmp_path: Path, text: str) -> dict[str, str]:
+    """The environment with a program of ours for `sleep`."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sleep").write_text(f"#!/bin/sh\n{text}\n")
+    (tmp_path / "bin/sleep").chmod(0o755)
+    return {**ENVIRONMENT, "PATH": f"{tmp_path}/bin:{ENVIRONMENT['PATH']}"}
 
 
 def until(holds: Callable[[], object]) -> None:

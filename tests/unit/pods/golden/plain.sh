@@ -44,7 +44,8 @@ sweep() {
   done
 }
 # Apptainer gives up (255) where a busy node does not make its network in time; the agent's first act is the claim.
-for attempt in 1 2 3; do
+tries=8
+for ((attempt = 1; attempt <= tries; attempt++)); do
   apptainer exec --bind "$HPK_SCRATCH:/run/hpk/scratch" /home/alice/.hpk/hpk.sif agent </dev/null &
   agent=$!
   for signal in $early; do pass "$signal"; done
@@ -59,10 +60,15 @@ for attempt in 1 2 3; do
   done
   wait $agent # bash remembers how it ended, whatever ended the last `wait`
   code=$?
-  if [ $code != 255 ] || [ -e claim ] || [ "$ending" ] || [ $attempt = 3 ]; then break; fi
+  if [ $code != 255 ] || [ -e claim ] || [ "$ending" ] || [ $attempt = $tries ]; then break; fi
   agent=
-  echo "The sandbox could not be made (try $attempt of 3)"
-  sleep $attempt
+  # What made it busy may be other pods that try: each waits for a time of its own, up to 2, 4, 8, 16, then 32 s.
+  pause=$((RANDOM % (1 << (attempt < 5 ? attempt : 5)) + 1))
+  echo "The sandbox could not be made (try $attempt of $tries); trying again in $pause s"
+  sleep $pause &
+  wait $! # a signal ends it
+  kill $! 2>/dev/null
+  [ ! "$ending" ] || break
 done
 trap : TERM INT
 remove
