@@ -11,7 +11,9 @@ import psutil
 
 LOOK_SECONDS = 5.0
 GROWN_BYTES = 4 << 20
-"""So much more than after the last time is worth a look at what can go."""
+"""So much more than after the last time is worth another at once."""
+AT_REST_LOOKS = 6
+"""After so many looks, half a minute, it is done anyway: what is freed shows in nothing before."""
 ARENAS = 2
 _ARENA_MAX = -8
 """Of mallopt(3)."""
@@ -28,7 +30,7 @@ def few_arenas() -> None:
 
 
 async def trim_forever() -> NoReturn:
-    """Give freed memory back whenever it has grown, until cancelled.
+    """Give freed memory back every half minute, and while it grows every five seconds, until cancelled.
 
     glibc keeps what was freed below the top of its heap for later use; after a hundred pods at once that is 15 MB and
     more, for good.  Trimming takes a few milliseconds (malloc_trim(3)); another C library has its own
@@ -37,13 +39,11 @@ async def trim_forever() -> NoReturn:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _pad: 0)
     process = psutil.Process()
     gc.freeze()  # what is there at the start stays: collections need not look at it
-    least = 0
+    least = looks = 0
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        resident = process.memory_info().rss
-        if resident < least + GROWN_BYTES:
-            least = min(least, resident)
-            continue
-        gc.collect()
-        trim(0)
-        least = process.memory_info().rss
+        looks += 1
+        if looks >= AT_REST_LOOKS or process.memory_info().rss >= least + GROWN_BYTES:
+            gc.collect()
+            trim(0)
+            least, looks = process.memory_info().rss, 0
