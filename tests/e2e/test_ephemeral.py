@@ -131,7 +131,7 @@ def test_it_outlives_the_kubelet(space: conftest.Namespace) -> None:
     debug = ("debug", "p", BUSYBOX, "--target=c")
     space.kubectl(*debug, "-c", "before", "--", "sh", "-c", "echo started; sleep 36000")
     began = runs(space, "before")
-    pods.kill("^/usr/bin/python3.13 -SsP /opt/hpk/bin/hpk serve", host=where())
+    pods.kill("^/usr/bin/python3.13 -IS /opt/hpk/bin/hpk serve", host=where())
     until(cluster.is_running)
     until(lambda: "sleep 36000" in space.kubectl("exec", "p", "-c", "before", "--", "ps", code=None))
     space.kubectl(*debug, "-c", "after", "--", "sh", "-c", "ps")

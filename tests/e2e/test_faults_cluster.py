@@ -178,7 +178,7 @@ def test_the_kubelet_is_killed_in_each_stage_of_a_pods_path(space: conftest.Name
     host, api = where(), "[/]opt/hpk/bin/kube-apiserver"
     old = cluster.shell(f"pgrep -f {api}", host=host, user="root").strip()
     pods.release()
-    pods.kill("^/usr/bin/python3.13 -SsP /opt/hpk/bin/hpk serve", host=host, signal="SEGV")
+    pods.kill("^/usr/bin/python3.13 -IS /opt/hpk/bin/hpk serve", host=host, signal="SEGV")
     until(lambda: old not in cluster.shell(f"pgrep -f {api}; true", host=host, user="root").split())  # it dies with it
     until(cluster.is_running)
     assert where() == host

@@ -50,7 +50,7 @@ def test_a_table_says_where_it_comes_from() -> None:
 @pytest.mark.parametrize(
     ("command", "part"),
     [
-        ("/usr/bin/python3.13 -SsP /opt/hpk/bin/hpk serve", "kubelet"),
+        ("/usr/bin/python3.13 -IS /opt/hpk/bin/hpk serve", "kubelet"),
         ("/opt/hpk/bin/kube-apiserver --x", "api-server"),
         ("python3 -IS /tmp/hpk.X/gateway/gateway.py /tmp/hpk.X/gateway/socket", "gateway"),
         ("slurmdbd -D", "accounting"),
