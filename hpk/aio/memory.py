@@ -11,9 +11,9 @@ import psutil
 
 LOOK_SECONDS = 5.0
 GROWN_BYTES = 4 << 20
-"""So much more than after the last time is worth another at once."""
-AT_REST_LOOKS = 6
-"""After so many looks, half a minute, it is done anyway: what is freed shows in nothing before."""
+"""So much more than after the last time is a burst."""
+LOOKS = 6
+"""After a burst it is done at so many looks, at rest at every so many: half a minute."""
 ARENAS = 2
 _ARENA_MAX = -8
 """Of mallopt(3)."""
@@ -30,20 +30,22 @@ def few_arenas() -> None:
 
 
 async def trim_forever() -> NoReturn:
-    """Give freed memory back every half minute, and while it grows every five seconds, until cancelled.
+    """Give freed memory back every half minute, and for as long after a burst every five seconds, until cancelled.
 
     glibc keeps what was freed below the top of its heap for later use; after a hundred pods at once that is 15 MB and
-    more, for good.  Trimming takes a few milliseconds (malloc_trim(3)); another C library has its own
-    ways, and nothing is done.
+    more, for good, and shows in nothing before.  Trimming takes a few milliseconds (malloc_trim(3)); another C library
+    has its own ways, and nothing is done.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _pad: 0)
     process = psutil.Process()
     gc.freeze()  # what is there at the start stays: collections need not look at it
-    least = looks = 0
+    least = busy = idle = 0
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        looks += 1
-        if looks >= AT_REST_LOOKS or process.memory_info().rss >= least + GROWN_BYTES:
+        busy, idle = max(0, busy - 1), idle + 1
+        if process.memory_info().rss >= least + GROWN_BYTES:
+            busy = LOOKS
+        if busy or idle >= LOOKS:
             gc.collect()
             trim(0)
-            least, looks = process.memory_info().rss, 0
+            least, idle = process.memory_info().rss, 0
