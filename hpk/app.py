@@ -71,6 +71,7 @@ async def serve(settings: config.Settings) -> None:
         errors.Fatal: Something that must run cannot; the text says what to do.
     """
     memory.few_arenas()
+    memory.small_tls_buffers()
     with signals.caught() as stop:
         async with plane.prepared(settings) as control_plane, asyncio.TaskGroup() as outer:
             running = outer.create_task(forever.forever("control plane", control_plane.run()), name="control plane")

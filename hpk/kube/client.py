@@ -36,7 +36,8 @@ USER_AGENT = f"hpk/{hpk.__version__}"
 TIMEOUT_SECONDS = 30.0
 WATCH_SILENCE_SECONDS = 90.0
 """Bookmarks arrive about every minute; a watch that is silent for longer is taken to be dead."""
-CONNECTIONS = 32
+CONNECTIONS = 16
+"""At most, the watches included: each holds half a megabyte, most of it buffers of TLS, until it has idled for 15 s."""
 LONG_LINE_BYTES = 4 << 20
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import ssl
+from asyncio import sslproto
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -74,3 +77,13 @@ def test_threads_share_few_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [(-8, 2)]
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: SimpleNamespace())
     memory.few_arenas()
+
+
+async def test_a_tls_connection_reads_through_a_small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asyncio takes the size from where it is set."""
+    monkeypatch.setattr(sslproto.SSLProtocol, "max_size", sslproto.SSLProtocol.max_size)
+    memory.small_tls_buffers()
+    loop = asyncio.get_running_loop()
+    made: Any = sslproto.SSLProtocol(loop, asyncio.Protocol(), ssl.create_default_context(), loop.create_future())
+    made._get_app_transport().abort()
+    assert len(made._ssl_buffer) == memory.TLS_BUFFER_BYTES
