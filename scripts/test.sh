@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every test: what `make check` runs, then those on simulated clusters, which it builds and starts.
 #
-# An hour on a machine that has none of it yet (upstream's binaries are most of it), half of it on one that has.
+# An hour on a machine that has none of it yet (upstream's binaries are most of it), 25 minutes on one that has.
 # Three clusters at a time: the tests wait more than they work. All is run, whatever failed before. A test of the clusters
 # that fails is run once more at the end, alone: tests/again.py says what that comes to. The last lines are pytest's, or
 # say what failed.
