@@ -2,7 +2,7 @@
 # Every test: what `make check` runs, then those on simulated clusters, which it builds and starts.
 #
 # An hour on a machine that has none of it yet (upstream's binaries are most of it), 25 minutes on one that has.
-# Three clusters at a time: the tests wait more than they work. All is run, whatever failed before. A test of the clusters
+# Two clusters at a time: the tests wait more than they work. All is run, whatever failed before. A test of the clusters
 # that fails is run once more at the end, alone: tests/again.py says what that comes to. The last lines are pytest's, or
 # say what failed.
 set -uo pipefail
@@ -10,8 +10,8 @@ cd "$(dirname "$0")/.." || exit
 work=$(mktemp -d)
 failures=$work/failures # a part of the run a line
 failed=$work/failed     # a test a line
-lanes=()
-trap 'rm -rf "$work"; [ ${#lanes[@]} = 0 ] || kill "${lanes[@]}"' EXIT
+lane=
+trap 'rm -rf "$work"; [ -z "$lane" ] || kill "$lane"' EXIT
 trap 'exit 143' INT TERM HUP
 
 attempt() { # name command...: its failure is noted, and ends nothing
@@ -27,13 +27,16 @@ cluster_tests() { # marker files...
   attempt "pytest -m '$*' (profile ${SITE_PROFILE:-flannel})" python3 tests/again.py note "$failed" "$code" "$cache"
 }
 
-# The lanes that run beside the machine's own cluster, each on one of its own.
-streams() {
-  export SITE_PROFILE=flannel
-  attempt 'site up' tests/site/site up
-  attempt 'site argo' tests/site/site argo
-  cluster_tests cluster tests/e2e/test_argo.py tests/e2e/test_streams.py
-  cluster_tests destructive tests/site tests/e2e
+# What runs beside the machine's own cluster, on one that is apart: first what is heaviest.
+apart() {
+  (
+    export SITE_PROFILE=flannel
+    attempt 'site up' tests/site/site up
+    attempt 'site argo' tests/site/site argo
+    cluster_tests cluster tests/e2e/test_argo.py tests/e2e/test_streams.py
+    cluster_tests destructive tests/site tests/e2e
+  )
+  bare
 }
 
 # The same program on a site that prepared nothing: the profile's own promises, pods, the ways to them, and where all
@@ -54,18 +57,14 @@ tests/site/site up || exit
 tests/site/site argo # builds what a cluster that is apart, without a way to the internet, cannot; there it is looked at
 
 export venv work failures failed
-export -f attempt cluster_tests streams bare
-for name in streams bare; do
-  tests/site/apart "$name" bash -c "$name" >"build/test-$name.log" 2>&1 &
-  lanes+=($!)
-done
+export -f attempt cluster_tests apart bare
+tests/site/apart tests bash -c apart >build/test-apart.log 2>&1 &
+lane=$!
 cluster_tests 'cluster and not destructive' --ignore tests/e2e/test_argo.py --ignore tests/e2e/test_streams.py \
   tests/site tests/e2e
-for name in streams bare; do
-  wait "${lanes[0]}" || echo "the cluster for $name (exit code $?)" >>"$failures"
-  lanes=("${lanes[@]:1}")
-  cat "build/test-$name.log"
-done
+wait "$lane" || echo "the second cluster (exit code $?)" >>"$failures"
+lane=
+cat build/test-apart.log
 attempt 'site up' tests/site/site up
 [ ! -s "$failed" ] || {
   tests/site/site argo

@@ -14,13 +14,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:  # as a program, this finds its own folder only
     sys.path.insert(0, str(ROOT))
 
 from tests.site.hpksite import layout  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PROFILE = layout.PROFILES[os.environ.get("SITE_PROFILE") or "flannel"]
 """What the site has; its fields say what a test may expect."""
@@ -40,6 +43,10 @@ PULLED = ("busybox:1", "agnhost:2", "python:3", "layers:1", "alias/busybox:1", "
 ACCOUNT = "s/^##SBATCH --account=.*/#SBATCH --account=research/"
 
 
+HANDSHAKES = 10
+"""How often a busy machine may be too slow for one."""
+
+
 class Failed(Exception):
     """A command ended with another code than was wanted; the text has its output."""
 
@@ -55,6 +62,17 @@ def run(
     """Run a command on a host of the cluster; `code` None takes any exit code."""
     argv = [str(SITE), "run", "--user", user, host, "--", *command]
     done = subprocess.run(argv, input=stdin, capture_output=True, timeout=seconds, check=False)
+    return checked(done, command, code)
+
+
+def checked(
+    done: subprocess.CompletedProcess[bytes], command: Sequence[str], code: int | None
+) -> subprocess.CompletedProcess[bytes]:
+    """Return how a command ended, if it is with the wanted exit code.
+
+    Raises:
+        Failed: It is not.
+    """
     if code is not None and done.returncode != code:
         raise Failed(f"{' '.join(command)[:300]}: exit {done.returncode}\n{_tail(done.stdout)}\n{_tail(done.stderr)}")
     return done
@@ -65,9 +83,17 @@ def shell(text: str, **options: Any) -> str:
     return run("bash", "-c", text, **options).stdout.decode(errors="replace")
 
 
-def kubectl(*arguments: str, stdin: bytes = b"", code: int | None = 0, seconds: float = 120) -> str:
-    """Kubectl as the user; its output."""
-    return run(*KUBECTL, *arguments, stdin=stdin, code=code, seconds=seconds).stdout.decode(errors="replace")
+def kubectl(*arguments: str, stdin: bytes = b"", code: int | None = 0, seconds: float = 400) -> str:
+    """Kubectl as the user; its output.
+
+    On a machine that is busy it gives a TLS handshake up after ten seconds; nothing has been asked then, so it is run
+    again.
+    """
+    for _ in range(HANDSHAKES):
+        done = run(*KUBECTL, *arguments, stdin=stdin, code=None, seconds=seconds)
+        if done.returncode == 0 or b"TLS handshake timeout" not in done.stderr:
+            break
+    return checked(done, (*KUBECTL, *arguments), code).stdout.decode(errors="replace")
 
 
 def get(kind: str, name: str = "", *arguments: str) -> dict[str, Any]:

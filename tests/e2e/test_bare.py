@@ -89,7 +89,7 @@ def test_pods_have_networks_of_their_own(space: Namespace) -> None:
                 readinessProbe: {{tcpSocket: {{port: 80}}, periodSeconds: 1}}
             """
         )
-    space.kubectl("wait", "pod/a", "pod/b", "--for=condition=Ready", "--timeout=60s")
+    space.kubectl("wait", "pod/a", "pod/b", "--for=condition=Ready", "--timeout=300s")
     one, other = (space.get("pod", name)["status"] for name in ("a", "b"))
     assert one["hostIP"] == other["hostIP"]
     assert len({one["podIP"], other["podIP"], one["hostIP"]}) == 3
@@ -131,7 +131,7 @@ def test_exec_probes_run_as_the_container_s_user(space: Namespace) -> None:
         "volumeMounts:", f"{probe[1:]}\n            volumeMounts:"
     )
     space.apply(text)
-    space.kubectl("wait", "pod/probed", "--for=condition=Ready", "--timeout=60s")
+    space.kubectl("wait", "pod/probed", "--for=condition=Ready", "--timeout=300s")
 
 
 def test_a_pod_may_ask_for_the_host_s_network(space: Namespace) -> None:
@@ -296,7 +296,7 @@ def test_nothing_stays_on_the_node(space: Namespace) -> None:
 def test_exec_under_one_id(space: Namespace) -> None:
     """A command has the container's only user, whatever its number, in all of the container's namespaces."""
     space.apply(pod("p", "sleep 1000", context="{runAsUser: 1234, runAsGroup: 77}"))
-    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=90s")
+    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=300s")
     same = "for n in /proc/1/ns/*; do [ $(readlink $n) = $(readlink /proc/self/ns/${n##*/}) ] || echo $n; done"
     found = space.kubectl("exec", "p", "--", "sh", "-c", f"id -u; id -g; echo mine > /e/file; {same}")
     assert found.splitlines() == ["1234", "77"]
@@ -307,7 +307,7 @@ def test_debug_under_one_id(space: Namespace) -> None:
     sleeps = "trap exit TERM; while :; do sleep 0.2; done"
     for name, context in (("root", "{}"), ("user", "{runAsUser: 1234}")):
         space.apply(pod(name, sleeps, context=context))
-    space.kubectl("wait", "pods", "--all", "--for=condition=Ready", "--timeout=90s")
+    space.kubectl("wait", "pods", "--all", "--for=condition=Ready", "--timeout=300s")
     debug = (f"--image={cluster.REGISTRY}/busybox:1", "--target=c", "-q")
     for name, uid in (("root", "0"), ("user", "1234")):
         space.kubectl("debug", name, *debug, "-c", "d", "--", "sh", "-c", "id -u; ps")

@@ -20,7 +20,7 @@ POD = f"--image={cluster.REGISTRY}/busybox:1 --restart=Never -- sh -c 'trap exit
 
 def bob(command: str, **options: Any) -> str:
     """A line of shell on the login node, as bob; its output, errors included."""
-    done = cluster.run("bash", "-c", f"exec 2>&1\n{command}", user="bob", seconds=240, **options)
+    done = cluster.run("bash", "-c", f"exec 2>&1\n{command}", user="bob", seconds=400, **options)
     return done.stdout.decode(errors="replace")
 
 
@@ -54,8 +54,8 @@ def test_a_life() -> None:
     """Up, a pod, down with the pods kept, up again with the pod still there, down with everything."""
     assert "is Ready after" in bob(f"{HPK} up")
     assert bob("kubectl config current-context") == "hpk\n"
-    bob("kubectl wait --for=create sa/default --timeout=30s")
-    bob(f"kubectl run p {POD}; kubectl wait --for=condition=Ready pod/p --timeout=60s")
+    bob("kubectl wait --for=create sa/default --timeout=300s")
+    bob(f"kubectl run p {POD}; kubectl wait --for=condition=Ready pod/p --timeout=300s")
     told = bob(f"{HPK} status")
     assert "Ready (cpu " in told
     assert "Pods' jobs     1 RUNNING" in told
@@ -68,7 +68,7 @@ def test_a_life() -> None:
     bob(f"{HPK} up")
     assert "No control plane runs" in bob(f"HPK_STATE=~/other HPK_IMAGE=~/.hpk/hpk.sif {HPK} down")
     assert "is there already" in bob(f"{HPK} up")
-    bob("kubectl wait --for=condition=Ready pod/p --timeout=30s")
+    bob("kubectl wait --for=condition=Ready pod/p --timeout=300s")
 
     told = bob(f"{HPK} down")
     assert "Cancelled one pod's job" in told

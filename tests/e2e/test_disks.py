@@ -43,7 +43,7 @@ def pod(name: str, script: str = "true", *, flags: str = "--nodelist=c1", image:
 
 def ends(space: Namespace, name: str) -> str:
     """The pod's last phase."""
-    until(lambda: space.phase(name) in {"Succeeded", "Failed"}, seconds=90)
+    until(lambda: space.phase(name) in {"Succeeded", "Failed"})
     return space.phase(name)
 
 
@@ -157,7 +157,7 @@ def test_a_home_without_room(space: Namespace, kind: str, words: str) -> None:
     until(lambda: space.phase("before") == "Running")
     with marked(kind):
         space.apply(pod("p", "echo here"))
-        until(lambda: words in space.events("p"), seconds=90)
+        until(lambda: words in space.events("p"))
         assert space.phase("p") == "Pending"
         uid = space.get("pod", "before")["metadata"]["uid"]
         cluster.shell(f"cd /tmp/hpk-{uid}.*/volumes/e && touch go", host="c1")

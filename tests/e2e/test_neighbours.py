@@ -62,7 +62,7 @@ def running(space: conftest.Namespace) -> Iterator[conftest.Namespace]:
         }
         meta = {"name": host, "annotations": {"slurm.hpk.io/flags": f"--nodelist={host}"}}
         space.apply(json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}))
-    space.kubectl("wait", "pod", "--all", "--for=condition=Ready", "--timeout=180s", seconds=190)
+    space.kubectl("wait", "pod", "--all", "--for=condition=Ready", "--timeout=300s")
     # Pods that earlier tests deleted at once may still be ending.
     expected = {"hpk", f"{space.name}/c1", f"{space.name}/c2"}
     until(lambda: set(cluster.shell("squeue -h --me -t R,CG -o %j").split()) == expected)

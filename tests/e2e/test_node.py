@@ -171,7 +171,7 @@ async def _the_node_is_ready_and_complete(world: World) -> None:
     assert made["status"]["capacity"]["nvidia.com/gpu"] == "2"
     assert made["status"]["nodeInfo"]["kubeletVersion"] == host.KUBELET_VERSION
     assert "example.com/only" in {taint["key"] for taint in made["spec"]["taints"]}
-    code, text = await world.ask("wait", "node/hpk", "--for=condition=Ready", "--timeout=20s")
+    code, text = await world.ask("wait", "node/hpk", "--for=condition=Ready", "--timeout=300s")
     assert code == 0, text
     before = await _left_alone(world)
     await world.node.sync()

@@ -43,7 +43,7 @@ def test_a_job_of_ten_runs_on_both_nodes(space: conftest.Namespace) -> None:
                 resources: {requests: {cpu: 6}}
         """
     )
-    space.kubectl("wait", "job/ten", "--for=condition=Complete", "--timeout=90s")
+    space.kubectl("wait", "job/ten", "--for=condition=Complete", "--timeout=300s")
     pods = space.pods()
     jobs = [conftest.jobs_of(one["metadata"]["uid"]) for one in pods]
     assert sorted(len(found) for found in jobs) == [1] * 10

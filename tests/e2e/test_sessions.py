@@ -42,7 +42,7 @@ POD = """
 def test_exec_has_all_that_the_container_has(space: Namespace) -> None:
     """Its namespaces, user, environment and working directory, and its read-only root; in an image without a shell."""
     space.apply(POD)
-    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=90s")
+    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=300s")
     found = space.kubectl("exec", "p", "-c", "c", "--", "sh", "-c", f'id -u; id -g; pwd; echo "$WHO"\n{SAME}')
     assert found.splitlines() == ["1234", "77", "/usr", "it's c"]
     space.kubectl("exec", "p", "-c", "c", "--", "touch", "/x", code=1)

@@ -93,7 +93,7 @@ def pod(hpk: None) -> Iterator[Pod]:
     cluster.kubectl("create", "namespace", space.name)
     until(lambda: space.get("serviceaccount", "default"))
     space.apply(json.dumps(POD))
-    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=90s")
+    space.kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=300s")
     yield Pod(space)
     space.remove()
 
