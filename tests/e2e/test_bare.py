@@ -32,7 +32,7 @@ try:
     socket.create_connection((os.environ["HOST_IP"], 6818), 5).close()
     print("reached the node", flush=True)
 except OSError as error:
-    print(error, flush=True)
+    print("not the node:", error, flush=True)
 server.accept()
 """
 
@@ -94,7 +94,9 @@ def test_pods_have_networks_of_their_own(space: Namespace) -> None:
     assert one["hostIP"] == other["hostIP"]
     assert len({one["podIP"], other["podIP"], one["hostIP"]}) == 3
     for name in ("a", "b"):
-        assert space.kubectl("logs", name) == "reached the API server\nreached the node\n"
+        # It listens before it looks around, and is Ready with that.
+        said = until(lambda name=name: "node" in (said := space.kubectl("logs", name)) and said)  # type: ignore[misc]
+        assert said == "reached the API server\nreached the node\n"
     done = cluster.run("python3", "-c", "import socket; socket.create_connection(('c1', 80), 2)", host="c1", code=None)
     assert done.returncode != 0, done  # the pod's ports are not the node's
 
