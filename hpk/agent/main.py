@@ -10,8 +10,8 @@ import os
 import sys
 import time
 
-from hpk import jobdir
-from hpk.agent import claim, linux, modules, namespaces, output, processes, quickjson, runs, sandbox, volumes
+from hpk import jobdir, missing
+from hpk.agent import claim, linux, namespaces, output, processes, quickjson, runs, sandbox, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     except claim.Taken as taken:
         print(taken, flush=True)  # noqa: T201 - the job's output is the log
         return 0
-    with modules.Without(*spared(plan)):
+    with missing.Without(*spared(plan)):
         from hpk.agent import rest  # noqa: PLC0415 - asyncio and all that, while the container starts
 
     return rest.run(start)

@@ -45,21 +45,6 @@ def install(file: str) -> None:
     sys.meta_path.insert(-1, finder)  # before the one that looks into directories
 
 
-class Without:
-    """A context manager; modules of these names are missing for what is imported meanwhile, and can do without."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = [name for name in names if name not in sys.modules]
-
-    def __enter__(self) -> None:
-        for name in self._names:
-            sys.modules[name] = None  # type: ignore[assignment] # `import` then raises ModuleNotFoundError
-
-    def __exit__(self, *_: object) -> None:
-        for name in self._names:
-            del sys.modules[name]
-
-
 class Finder:
     """Finds and loads modules (``importlib.abc.MetaPathFinder``, ``importlib.abc.Loader``).
 

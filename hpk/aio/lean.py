@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import LazyLoader
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -35,16 +34,3 @@ class Later:
 def later(*names: str) -> None:
     """Have these modules loaded when they are first looked into, not when others import them."""
     sys.meta_path.insert(0, Later(frozenset(names)))
-
-
-@contextlib.contextmanager
-def without(name: str) -> Iterator[None]:
-    """Have this package missing for what is imported meanwhile, and can do without."""
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = None  # type: ignore[assignment] # "import" then raises ModuleNotFoundError
-    try:
-        yield
-    finally:
-        del sys.modules[name]

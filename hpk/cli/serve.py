@@ -13,11 +13,11 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
-from hpk import errors, jobdir
-from hpk.aio import descriptors, lean, output
+from hpk import errors, jobdir, missing
+from hpk.aio import descriptors, output
 from hpk.controlplane import ending
 
-with lean.without("rich"):  # 3 MiB for a console that a job does not have
+with missing.Without("rich"):  # 3 MiB for a console that a job does not have
     import structlog
 
 if TYPE_CHECKING:

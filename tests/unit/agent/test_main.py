@@ -84,7 +84,7 @@ def test_the_event_loop_and_the_doorbell_do_without_openssl() -> None:
 import sys
 sys.path.append({str(ROOT)!r})
 from hpk.agent import main
-with main.modules.Without(*main.spared({{"containers": []}})):
+with main.missing.Without(*main.spared({{"containers": []}})):
     from hpk.agent import rest
 from hpk.link import doorbell
 print(bool({{"ssl", "_ssl", "_hashlib"}} & set(sys.modules)), len(doorbell.key_of(b"a", "b")))

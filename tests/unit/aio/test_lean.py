@@ -41,9 +41,9 @@ def test_a_package_that_is_there_already_stays(is_loaded: bool) -> None:  # noqa
     """Who has it, has it; the others find it missing, and afterwards as ever."""
     program = f"""
 import sys
-from hpk.aio import lean
+from hpk import missing
 if {is_loaded}: import colorsys
-with lean.without("colorsys"):
+with missing.Without("colorsys"):
     try:
         import colorsys
         print("there")
