@@ -5,7 +5,8 @@
     sha256-<digest>.sqfs    the root file system of the manifest with this digest
     sha256-<digest>.json    its size and config; written last, so its presence means that the image is whole
     sha256-<digest>.used    empty; its time is when the image was last used
-    references/<hash>.json  one reference: the digest that its registry gave, and the manifest that was chosen
+    references/<hash>.json  one reference: the digest that its registry gave, and the manifest that was chosen;
+                            of an image that was pulled by its tag there are two, by the tag and by the digest
     uses/                   which pods use which image (see `uses`)
     tmp/<host>-<pid>-<x>/   a pull under way; x is random, since two containers of a host may have the same pids
 
@@ -70,8 +71,12 @@ class Cache:
         self._checked: dict[str, tuple[tuple[int, ...], Stored]] = {}
 
     def find(self, wanted: reference.Reference) -> Stored | None:
-        """What the reference stood for when it was last pulled, if the file is there and sound."""
-        name = str(wanted)
+        """Return what the reference stood for when it was last pulled, if the file is there and sound.
+
+        An image that came by its tag is found by its digest too, and of a tag and a digest the digest decides, as in
+        containerd (``internal/cri/server/images/image_pull.go``).
+        """
+        name = wanted.key
         known = self._checked.get(name)
         if known is not None:
             if _fingerprint(known[1].file) == known[0]:
@@ -110,21 +115,22 @@ class Cache:
         return self._directory / f"{manifest.replace(':', '-')}.sqfs"
 
     def link(self, wanted: reference.Reference, *, digest: str, manifest: str) -> None:
-        """Remember what a reference stands for from now on; one that is pinned stays so."""
-        is_pinned = (_read_object(self._reference_file(str(wanted))) or {}).get("pinned") is True
-        self._link(wanted, digest=digest, manifest=manifest, is_pinned=is_pinned)
+        """Remember what a reference, and the digest in its repository, stand for now; what is pinned stays so."""
+        for name in dict.fromkeys((f"{wanted.name}@{digest}", wanted.key)):
+            is_pinned = (_read_object(self._reference_file(name)) or {}).get("pinned") is True
+            self._link(name, digest=digest, manifest=manifest, is_pinned=is_pinned)
 
     def pin(self, wanted: reference.Reference, stored: Stored) -> None:
         """Remember that the user wants to keep what the reference stands for."""
-        if (_read_object(self._reference_file(str(wanted))) or {}).get("pinned") is not True:
-            self._link(wanted, digest=stored.digest, manifest=stored.manifest, is_pinned=True)
+        if (_read_object(self._reference_file(wanted.key)) or {}).get("pinned") is not True:
+            self._link(wanted.key, digest=stored.digest, manifest=stored.manifest, is_pinned=True)
 
-    def _link(self, wanted: reference.Reference, *, digest: str, manifest: str, is_pinned: bool) -> None:
-        file = self._reference_file(str(wanted))
+    def _link(self, name: str, *, digest: str, manifest: str, is_pinned: bool) -> None:
+        file = self._reference_file(name)
         jobdir.make_directory(str(file.parent))
-        value = {"reference": str(wanted), "digest": digest, "manifest": manifest, "at": time.time()}
+        value = {"reference": name, "digest": digest, "manifest": manifest, "at": time.time()}
         jobdir.write_json(str(file), value | ({"pinned": True} if is_pinned else {}))
-        self._checked.pop(str(wanted), None)
+        self._checked.pop(name, None)
 
     def add(self, manifest: str, *, converted: Path, config: image.ImageConfig) -> None:
         """Take over a converted file from a pull's directory; replaces what is there."""
@@ -153,7 +159,10 @@ class Cache:
     # What the collector needs; a key is the files' common name.
 
     def names(self) -> tuple[dict[str, list[str]], set[str]]:
-        """Return the references by the key of their image, and the keys of the images that are pinned."""
+        """Return the references by the key of their image, and the keys of the images that are pinned.
+
+        A digest is named only where no tag of its repository leads to the image.
+        """
         names: dict[str, list[str]] = {}
         pinned: set[str] = set()
         for file in sorted(self._list("references")):
@@ -163,7 +172,7 @@ class Cache:
                 names.setdefault(key, []).append(str(link.get("reference")))
                 if link.get("pinned") is True:
                     pinned.add(key)
-        return names, pinned
+        return {key: _told(found) for key, found in names.items()}, pinned
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each image that is there, by key."""
@@ -276,6 +285,12 @@ class Cache:
 
     def _reference_file(self, name: str) -> Path:
         return self._directory / "references" / f"{hashlib.sha256(name.encode()).hexdigest()[:40]}.json"
+
+
+def _told(names: Collection[str]) -> list[str]:
+    """Return the names that a person wants to read: those by digest are left out beside those by tag."""
+    tagged = {name.rpartition(":")[0] for name in names if "@" not in name}
+    return sorted(name for name in names if name.partition("@")[0] not in tagged or "@" not in name)
 
 
 def _is_sound(file: Path, *, size: Any) -> bool:

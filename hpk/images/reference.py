@@ -50,6 +50,11 @@ class Reference:
         """What to ask the registry for: the digest if there is one, else the tag."""
         return self.digest or self.tag
 
+    @property
+    def key(self) -> str:
+        """The name under which the image is kept: by its digest if there is one, else by its tag."""
+        return f"{self.name}@{self.digest}" if self.digest else f"{self.name}:{self.tag}"
+
     def __str__(self) -> str:
         return self.name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 

@@ -108,6 +108,25 @@ async def test_what_is_there_needs_no_network(
     assert len(server.requests) == asked
 
 
+async def test_an_image_that_came_by_its_tag_is_found_by_its_digest(
+    server: fake.FakeRegistry, images: store.ImageStore
+) -> None:
+    """The imageID of a pod's status starts the next pod without the registry, also when the tag has moved on."""
+    digest = server.push("a/b", tag="1", layers=(LAYER,))
+    first = await images.ensure(f"{server.host}/a/b:1", policy="IfNotPresent")
+    server.push("a/b", tag="1", layers=(fake.layer(fake.Member(name="hello", text=b"new")),))
+    moved = await images.ensure(f"{server.host}/a/b:1", policy="Always")
+    server.requests.clear()
+    for name in (first.image_id, f"{server.host}/a/b:never@{digest}"):
+        again = await images.ensure(name, policy="IfNotPresent", on_pull=pytest.fail)
+        assert (again.image_id, again.file) == (first.image_id, first.file)
+    assert (await images.ensure(f"{server.host}/a/b:1", policy="Never")).file == moved.file
+    with pytest.raises(errors.ImageRefused, match="Never"):
+        await images.ensure(f"{server.host}/other@{digest}", policy="Never")
+    assert server.requests == []
+    assert {one.names for one in await images.list()} == {(first.image_id,), (moved.image_id, f"{server.host}/a/b:1")}
+
+
 async def test_a_warm_image_costs_less_than_a_millisecond(server: fake.FakeRegistry, images: store.ImageStore) -> None:
     """The best of many: other work on the machine is not this program's cost."""
     server.push("a/b", tag="1", layers=(LAYER,))
@@ -367,6 +386,19 @@ def test_pulls_of_two_containers_share_no_directory(tmp_path: Path) -> None:
     """Their processes have the same few numbers, each in a namespace of its own, and the host's name."""
     with cache.Cache(tmp_path).workspace() as one, cache.Cache(tmp_path).workspace() as other:
         assert one != other
+
+
+def test_a_person_is_told_a_digest_only_where_there_is_no_tag(tmp_path: Path) -> None:
+    """An image has the names by which it can be asked for; a digest beside its tag says nothing new."""
+    made = cache.Cache(tmp_path)
+    digests = [f"sha256:{number:064d}" for number in range(2)]
+    for digest in digests:
+        made.link(reference.Reference(registry="r:5000", repository="a/b", tag="1"), digest=digest, manifest=digest)
+    names, _ = made.names()
+    assert names == {
+        digests[0].replace(":", "-"): [f"r:5000/a/b@{digests[0]}"],
+        digests[1].replace(":", "-"): ["r:5000/a/b:1"],
+    }
 
 
 def test_a_reference_file_of_another_name_is_not_believed(tmp_path: Path) -> None:
