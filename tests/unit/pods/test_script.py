@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpk import jobdir
 from hpk.kube import v1
 from hpk.pods import script, translate
 
@@ -150,15 +151,15 @@ def test_a_job_s_signals_reach_the_pod_only_where_they_are_asked_for(
     """Whatever scancel sends, the script goes on until the agent has ended, and ends as it did."""
     (tmp_path / "heard").touch()
     agent = (
-        f'for s in HUP USR1 USR2 ALRM TERM; do trap "echo $s >> {tmp_path}/heard" $s; done; touch {tmp_path}/up;'
-        f" until grep -q TERM {tmp_path}/heard; do sleep 0.01; done; exit 7"
+        'for s in HUP USR1 USR2 ALRM TERM; do trap "echo $s >> heard" $s; done; touch claim;'
+        " until grep -q TERM heard; do sleep 0.01; done; exit 7"
     )
     one = pod(annotations={"slurm.hpk.io/flags": flags})
     # A shell cannot trap what it was started with ignored, as `nohup make check` would have it; slurmstepd resets all.
     argv = ["env", "--default-signal", "bash", "-c", rendered(one, f"{tmp_path}/hpk-0b4e", agent)]
-    job = subprocess.Popen(argv, env=ENVIRONMENT, start_new_session=True)
+    job = subprocess.Popen(argv, env=ENVIRONMENT, start_new_session=True, cwd=tmp_path)
     try:
-        until((tmp_path / "up").exists)
+        until((tmp_path / "claim").exists)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGRTMIN + 3):
             job.send_signal(number)
         for name in heard[:-1]:
@@ -169,6 +170,35 @@ def test_a_job_s_signals_reach_the_pod_only_where_they_are_asked_for(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)  # the stand-in for the agent as well
     assert (tmp_path / "heard").read_text().split() == heard
+
+
+@pytest.mark.parametrize("moment", ["up", "pauses"])
+@pytest.mark.parametrize(("number", "code"), [(jobdir.WARNING_SIGNAL, 7), (signal.SIGTERM, 255)])
+def test_a_signal_before_the_agent_s_claim_is_not_lost(tmp_path: Path, moment: str, number: int, code: int) -> None:
+    """While Apptainer makes the sandbox, or between two tries: the agent hears it later, or the job ends at once."""
+    program = f"""
+echo >> tries
+if [ $(wc -l < tries) = 1 ]; then
+  trap '' {number}; touch up
+  until [ {moment} = pauses ] || [ -e go ]; do :; done
+  exit 255
+fi
+trap 'touch heard' {number}
+touch claim
+until [ -e heard ]; do :; done
+exit 7"""
+    argv = ["env", "--default-signal", "bash", "-c", rendered(pod(), f"{tmp_path}/hpk-0b4e", program)]
+    environment = pausing(tmp_path, "echo $1 >> pauses; exec /bin/sleep 0.2")
+    job = subprocess.Popen(argv, env=environment, start_new_session=True, cwd=tmp_path)
+    try:
+        until((tmp_path / moment).exists)
+        job.send_signal(number)
+        (tmp_path / "go").touch()
+        assert job.wait(timeout=100) == code
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    assert (tmp_path / "heard").exists() == (code == 7)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +226,15 @@ def test_a_job_that_is_told_to_end_does_not_wait_for_another_try(tmp_path: Path)
     """Slurm kills it after its KillWait, and then nobody removes what it has on the node."""
     text = rendered(pod(), f"{tmp_path}/hpk-0b4e", "echo >> tries; exit 255")
     argv = ["env", "--default-signal", "bash", "-c", text]
-    job = subprocess.Popen(argv, env=pausing(tmp_path, "echo > pausing; exec tail -f /dev/null"), cwd=tmp_path)
-    until((tmp_path / "pausing").exists)
-    job.terminate()
-    assert job.wait(timeout=100) == 255
+    environment = pausing(tmp_path, "echo > pausing; exec tail -f /dev/null")
+    job = subprocess.Popen(argv, env=environment, cwd=tmp_path, start_new_session=True)
+    try:
+        until((tmp_path / "pausing").exists)
+        job.terminate()
+        assert job.wait(timeout=100) == 255
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
     assert len((tmp_path / "tries").read_text().splitlines()) == 1
     assert not list(tmp_path.glob("hpk-0b4e*"))
 

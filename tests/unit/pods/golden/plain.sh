@@ -17,9 +17,15 @@ HPK_SCRATCH="${TMPDIR:-/tmp}/hpk-0b4e"
 umask 077
 # Whoever sends a signal means the pod (scancel(1), --batch): none must end this shell.  The agent is told of some, and
 # decides when the pod is over.  The others are ignored: of several that come at once bash's `wait` loses some.
-agent= early= ending=
+agent= ending=
+# A signal before the agent's claim would end Apptainer, or be lost: this shell gets it anew each second until then.
 pass() {
-  if [ "$agent" ]; then kill -"$1" $agent 2>/dev/null; else early+=" $1"; fi
+  if [ -e claim ]; then
+    kill -"$1" $agent 2>/dev/null
+  else
+    [ ! "$ending" ] || kill $agent 2>/dev/null
+    ({ sleep 1; kill -"$1" $$ 2>/dev/null; } &) # in a shell of its own, so that $! stays what it was
+  fi
 }
 trap '' HUP QUIT ABRT ALRM USR1 USR2 STKFLT VTALRM PROF XCPU IO PWR {34..64}
 trap 'ending=yes; pass TERM' TERM INT
@@ -48,7 +54,6 @@ tries=8
 for ((attempt = 1; attempt <= tries; attempt++)); do
   apptainer exec --bind "$HPK_SCRATCH:/run/hpk/scratch" /home/alice/.hpk/hpk.sif agent </dev/null &
   agent=$!
-  for signal in $early; do pass "$signal"; done
   if [ $attempt = 1 ]; then
     # Held by this shell and by what it has started, as long as any of it lives: others then leave the directory alone.
     flock -sn $lock 2>/dev/null
@@ -60,14 +65,18 @@ for ((attempt = 1; attempt <= tries; attempt++)); do
   done
   wait $agent # bash remembers how it ended, whatever ended the last `wait`
   code=$?
+  [ $code != -1 ] || code=255 # but sometimes forgets it, if a signal came in that moment
   if [ $code != 255 ] || [ -e claim ] || [ "$ending" ] || [ $attempt = $tries ]; then break; fi
   agent=
   # What made it busy may be other pods that try: each waits for a time of its own, up to 2, 4, 8, 16, then 32 s.
   pause=$((RANDOM % (1 << (attempt < 5 ? attempt : 5)) + 1))
   echo "The sandbox could not be made (try $attempt of $tries); trying again in $pause s"
   sleep $pause &
-  wait $! # a signal ends it
-  kill $! 2>/dev/null
+  sleeper=$!
+  while [ ! "$ending" ] && kill -0 $sleeper 2>/dev/null; do
+    wait $sleeper
+  done
+  kill $sleeper 2>/dev/null
   [ ! "$ending" ] || break
 done
 trap : TERM INT
