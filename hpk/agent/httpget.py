@@ -146,8 +146,7 @@ async def _request(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
         return await _read_head(reader)
     finally:
         writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+        writer.transport.abort()  # else TLS waits for the server's farewell, which some never say
 
 
 def _unverified() -> ssl.SSLContext:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc.aio
 import pytest
 
+from hpk import pki
 from hpk.agent import hooks, httpget, probes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 TIMEOUT = 60.0
 
@@ -164,6 +167,28 @@ def test_what_is_no_url_leads_nowhere(text: str) -> None:
     """It is never anything but a ValueError, or another host."""
     with contextlib.suppress(ValueError):
         assert httpget.redirected("http://127.0.0.1:80/", text) is None
+
+
+async def test_a_tls_server_need_not_say_farewell(tmp_path: Path) -> None:
+    """Once it has answered, the probe is over; Go's client waits for nothing either."""
+    certificate = pki.Authority.create("test").issue("server", addresses=("127.0.0.1",), is_server=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate.write(tmp_path, "server"))
+    is_over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        cast("asyncio.Transport", writer.transport).pause_reading()  # asyncio would answer for it
+        await is_over.wait()
+        writer.transport.abort()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        try:
+            assert await check({"httpGet": {"port": port, "scheme": "HTTPS"}}, seconds=10) is None
+        finally:
+            is_over.set()
 
 
 async def test_a_silent_server_times_out(server: Server) -> None:
