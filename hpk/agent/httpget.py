@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MOST_REDIRECTS = 10
 MOST_HEADER_BYTES = 10 << 20
@@ -105,8 +105,7 @@ async def connect(
         Failed: There is no such host, or it refused.
     """
     try:
-        address = await _resolve(host, port)
-        return await asyncio.open_connection(address, port, ssl=context, limit=MOST_LINE_BYTES)
+        return await _dial(await _resolve(host, port), port, context=context)
     except (socket.gaierror, ValueError, OverflowError) as error:  # ValueError: a label of 64 bytes, a NUL
         why = error.strerror if isinstance(error, socket.gaierror) else "malformed"
         raise Failed(f"dial tcp: lookup {host}: no such host ({why})") from error
@@ -118,17 +117,34 @@ async def connect(
         raise Failed(f"dial tcp {_bracketed(host)}:{port}: connect: {text}") from error
 
 
-async def _resolve(host: str, port: int) -> str:
-    """An address of the host.
+async def _dial(
+    addresses: Sequence[str], port: int, *, context: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection to the first address that takes one: of localhost's two a server may have only one.
+
+    Raises:
+        OSError: None does; it is what the first said.
+    """
+    failures = []
+    for address in addresses:
+        try:
+            return await asyncio.open_connection(address, port, ssl=context, limit=MOST_LINE_BYTES)
+        except OSError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    """Return the host's addresses, of which there is at least one.
 
     A lookup cannot be cancelled: it has threads of its own, so that a name server that does not answer holds up other
     lookups, but not the agent's work on the disk.
     """
     with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(host))
+        return [str(ipaddress.ip_address(host))]
     look_up = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, look_up)
-    return str(found[0][4][0])
+    return [str(address[0]) for *_, address in found]
 
 
 async def _request(url: str, headers: Mapping[str, str]) -> tuple[int, str]:

@@ -206,6 +206,21 @@ async def test_tcp_needs_a_listener(server: Server) -> None:
     assert await check({"tcpSocket": {"port": port}}) == f"dial tcp 127.0.0.1:{port}: connect: connection refused"
 
 
+async def test_each_address_of_a_name_is_tried(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Localhost is ::1 and 127.0.0.1, and a server may listen on one of them; where all refuse, the first counts."""
+    closed = await asyncio.start_server(server.answer, "127.0.0.1", 0)
+    free = closed.sockets[0].getsockname()[1]
+    closed.close()
+
+    def look_up(_host: str, port: int, **_options: object) -> list[tuple[Any, ...]]:
+        return [(None, None, None, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr("socket.getaddrinfo", look_up)
+    assert await check({"tcpSocket": {"host": "both", "port": server.port}}) is None
+    refused = f"dial tcp both:{free}: connect: connection refused"
+    assert await check({"tcpSocket": {"host": "both", "port": free}}) == refused
+
+
 async def test_an_unknown_port_cannot_be_asked() -> None:
     """It counts neither as success nor as failure."""
     with pytest.raises(LookupError, match="web"):
