@@ -43,10 +43,10 @@ async def get(action: Mapping[str, Any], *, pod_ip: str, ports: Mapping[str, int
     host = action.get("host") or pod_ip
     path = action.get("path") or "/"
     url = f"{scheme}://{_bracketed(host)}:{port}{path if path.startswith('/') else '/' + path}"
-    headers = {"user-agent": agent, "accept": "*/*", "connection": "close"}
-    for header in action.get("httpHeaders") or []:
-        name = header["name"].lower()
-        headers[name] = header.get("value", "")
+    headers = [(header["name"].lower(), header.get("value", "")) for header in action.get("httpHeaders") or []]
+    named = {name for name, _ in headers}
+    ours = (("user-agent", agent), ("accept", "*/*"), ("connection", "close"))
+    headers += [header for header in ours if header[0] not in named]
     try:
         for _ in range(MOST_REDIRECTS):
             status, location = await _request(url, headers)
@@ -147,7 +147,7 @@ async def _resolve(host: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
-async def _request(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
+async def _request(url: str, headers: Sequence[tuple[str, str]]) -> tuple[int, str]:
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -156,8 +156,9 @@ async def _request(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
     except Failed as error:
         raise Failed(f'Get "{url}": {error}') from error
     try:
-        lines = [f"GET {_quoted(target)} HTTP/1.1", f"host: {headers.get('host') or parts.netloc}"]
-        lines += [f"{name}: {value}" for name, value in headers.items() if name != "host"]
+        named = next((value for name, value in headers if name == "host"), "")
+        lines = [f"GET {_quoted(target)} HTTP/1.1", f"host: {named or parts.netloc}"]
+        lines += [f"{name}: {value}" for name, value in headers if name != "host"]
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape"))
         return await _read_head(reader)
     finally:

@@ -114,6 +114,15 @@ async def test_http_200_to_399_is_well(server: Server) -> None:
     assert "host: example.org" in request
 
 
+async def test_headers_may_be_repeated_and_replaced(server: Server) -> None:
+    """As the API has it: each is sent, and a probe's own stands for ours."""
+    named = [("X", "1"), ("x", "2"), ("Accept", "text/plain")]
+    headers = [{"name": name, "value": value} for name, value in named]
+    await check({"httpGet": {"port": server.port, "httpHeaders": headers}})
+    sent = server.requests[0].splitlines()
+    assert [line for line in sent if line.startswith(("x:", "accept:"))] == ["x: 1", "x: 2", "accept: text/plain"]
+
+
 @pytest.mark.parametrize("path", ["/bad", "/near"])
 async def test_other_statuses_fail_in_the_kubelet_s_words(server: Server, path: str) -> None:
     """Also behind a redirect to the same host."""
