@@ -24,6 +24,7 @@ MOST_LINE_BYTES = 64 << 10
 """What is kept of one header line; the rest is read and thrown away."""
 _RESOLVERS = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="resolver")
 _REDIRECTS = (301, 302, 303, 307, 308)
+_INTERIM = frozenset(range(100, 200)) - {101}
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 
 
@@ -177,26 +178,28 @@ def _unverified() -> ssl.SSLContext:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, str]:
-    """The status and the Location.
+    """Return the status and the Location; an interim answer (100, 103) is read past, as Go's client does.
 
     Raises:
         ValueError: It is no HTTP, or too long.
         EOFError: It ends before.
     """
     left = MOST_HEADER_BYTES
-    first, length = await _read_line(reader, left)
-    if not first.startswith(b"HTTP/"):
-        raise ValueError(f'malformed HTTP response "{first[:80].decode("latin-1")}"')
-    status = int(first.split()[1])
-    location = ""
     while True:
-        left -= length
-        line, length = await _read_line(reader, left)
-        if not line:
+        first, length = await _read_line(reader, left)
+        if not first.startswith(b"HTTP/"):
+            raise ValueError(f'malformed HTTP response "{first[:80].decode("latin-1")}"')
+        status = int(first.split()[1])
+        location = ""
+        line = first
+        while line:
+            left -= length
+            line, length = await _read_line(reader, left)
+            name, _, value = line.partition(b":")
+            if name.strip().lower() == b"location":
+                location = value.strip().decode("latin-1")
+        if status not in _INTERIM:
             return status, location
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == b"location":
-            location = value.strip().decode("latin-1")
 
 
 async def _read_line(reader: asyncio.StreamReader, most: int) -> tuple[bytes, int]:

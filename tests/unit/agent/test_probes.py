@@ -44,6 +44,7 @@ def test_only_results_in_a_row_count(results: list[bool], verdicts: list[bool | 
 
 
 ENDLESS = b"HTTP/1.1 200 OK\r\n" + (b"x: " + b"y" * 60_000 + b"\r\n") * 200
+HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
 
 
 class Server:
@@ -76,6 +77,9 @@ class Server:
             "/endless": ENDLESS,
             "/half": b"HTTP/1.1 200 OK\r\nX: ",
             "/a%20b": b"HTTP/1.1 200 OK\r\n\r\n",
+            "/hints": HINTS * 2 + b"HTTP/1.1 200 OK\r\n\r\n",
+            "/switch": b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+            "/hints-only": HINTS * 500_000,
         }
         if path == "/slow":
             await reader.read()
@@ -130,6 +134,11 @@ async def test_other_statuses_fail_in_the_kubelet_s_words(server: Server, path: 
     assert await check(probe) == "HTTP probe failed with statuscode: 503"
 
 
+async def test_another_protocol_is_an_answer(server: Server) -> None:
+    """Nothing comes after it."""
+    assert "statuscode: 101" in str(await check({"httpGet": {"path": "/switch", "port": server.port}}))
+
+
 async def test_redirects_elsewhere_are_not_followed(server: Server) -> None:
     """A redirect to another host counts as well; one that never ends does not."""
     assert await check({"httpGet": {"path": "/away", "port": server.port}}) is None
@@ -148,6 +157,7 @@ async def test_what_is_no_http_fails(server: Server) -> None:
         ("/port", "failed to parse Location header"),
         ("/file", 'unsupported protocol scheme "ftp"'),
         ("/endless", "server response headers exceeded 10485760 bytes"),
+        ("/hints-only", "server response headers exceeded 10485760 bytes"),
         ("/half", "3 bytes read"),
     ],
 )
@@ -158,9 +168,12 @@ async def test_an_answer_that_cannot_be_read_is_a_failure(server: Server, path: 
     assert words in str(text)
 
 
-@pytest.mark.parametrize("path", ["/long", "/a b\r\n"])
+@pytest.mark.parametrize("path", ["/long", "/a b\r\n", "/hints"])
 async def test_what_go_s_client_can_read_is_well(server: Server, path: str) -> None:
-    """A header line beyond 64 KiB; a path with a space, which is escaped, and line ends, which are not sent."""
+    """A header line beyond 64 KiB; a path with a space, which is escaped, and line ends, which are not sent.
+
+    The answer is what comes after early hints.
+    """
     assert await check({"httpGet": {"path": path, "port": server.port}}) is None
 
 
