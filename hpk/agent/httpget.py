@@ -57,9 +57,11 @@ async def get(action: Mapping[str, Any], *, pod_ip: str, ports: Mapping[str, int
             if target is None:
                 return status, True
             url = target
-    except (OSError, ValueError, IndexError, EOFError, asyncio.LimitOverrunError) as error:
+    except asyncio.IncompleteReadError as error:
+        raise Failed(f'Get "{url}": {"unexpected EOF" if error.partial else "EOF"}') from error
+    except (OSError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
         # ValueError: what is no URL (a Location, a port of six digits), no host name (a label of 64 bytes), no HTTP.
-        raise Failed(f'Get "{url}": {str(error) or "EOF"}') from error
+        raise Failed(f'Get "{url}": {error}') from error
     raise Failed(f'Get "{url}": stopped after 10 redirects')
 
 
@@ -182,7 +184,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, str]:
 
     Raises:
         ValueError: It is no HTTP, or too long.
-        EOFError: It ends before.
+        asyncio.IncompleteReadError: It ends before.
     """
     left = MOST_HEADER_BYTES
     while True:

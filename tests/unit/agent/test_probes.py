@@ -75,6 +75,7 @@ class Server:
             "/file": b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1/\r\n\r\n",
             "/long": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000 + b"\r\nY: z\r\n\r\n",
             "/endless": ENDLESS,
+            "/nothing": b"",
             "/half": b"HTTP/1.1 200 OK\r\nX: ",
             "/a%20b": b"HTTP/1.1 200 OK\r\n\r\n",
             "/hints": HINTS * 2 + b"HTTP/1.1 200 OK\r\n\r\n",
@@ -158,7 +159,8 @@ async def test_what_is_no_http_fails(server: Server) -> None:
         ("/file", 'unsupported protocol scheme "ftp"'),
         ("/endless", "server response headers exceeded 10485760 bytes"),
         ("/hints-only", "server response headers exceeded 10485760 bytes"),
-        ("/half", "3 bytes read"),
+        ("/half", ": unexpected EOF"),
+        ("/nothing", ": EOF"),
     ],
 )
 async def test_an_answer_that_cannot_be_read_is_a_failure(server: Server, path: str, words: str) -> None:
