@@ -68,7 +68,8 @@ class Cache:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._host = socket.gethostname()
-        self._checked: dict[str, tuple[tuple[int, ...], Stored]] = {}
+        self._checked: dict[str, tuple[tuple[int, ...], tuple[int, ...], Stored]] = {}
+        """What was found by each name, and what its two files, the reference's and the image's, were then."""
 
     def find(self, wanted: reference.Reference) -> Stored | None:
         """Return what the reference stood for when it was last pulled, if the file is there and sound.
@@ -77,18 +78,19 @@ class Cache:
         containerd (``internal/cri/server/images/image_pull.go``).
         """
         name = wanted.key
+        file = self._reference_file(name)
+        version = _fingerprint(file)  # another process may pull what the reference stands for now
         known = self._checked.get(name)
-        if known is not None:
-            if _fingerprint(known[1].file) == known[0]:
-                return known[1]
-            del self._checked[name]
-        link = _read_object(self._reference_file(name))
+        if known is not None and known[:2] == (version, _fingerprint(known[2].file)):
+            return known[2]
+        self._checked.pop(name, None)
+        link = _read_object(file)
         if link is None or link.get("reference") != name:
             return None
         stored = self.load(str(link.get("manifest")), reference=name, digest=str(link.get("digest")))
         fingerprint = stored and _fingerprint(stored.file)
-        if stored and fingerprint:
-            self._checked[name] = (fingerprint, stored)
+        if stored and version and fingerprint:
+            self._checked[name] = (version, fingerprint, stored)
         return stored
 
     def load(self, manifest: str, *, reference: str, digest: str) -> Stored | None:

@@ -1,6 +1,6 @@
 """Ensure that an image is on the file system: the one door of this room.
 
-An image that is there costs one stat and no network.  One that is not is pulled once, however many pods wait.
+An image that is there costs two stats and no network.  One that is not is pulled once, however many pods wait.
 """
 
 from __future__ import annotations

@@ -127,6 +127,20 @@ async def test_an_image_that_came_by_its_tag_is_found_by_its_digest(
     assert {one.names for one in await images.list()} == {(first.image_id,), (moved.image_id, f"{server.host}/a/b:1")}
 
 
+async def test_what_another_process_has_pulled_counts_at_once(
+    server: fake.FakeRegistry, images: store.ImageStore, client: registry.Registry, tmp_path: Path
+) -> None:
+    """Where only the login node reaches the registry, `hpk pull` there is how a tag moves on."""
+    server.push("a/b", tag="1", layers=(LAYER,))
+    name = f"{server.host}/a/b:1"
+    first = await images.ensure(name, policy="IfNotPresent")
+    server.push("a/b", tag="1", layers=(fake.layer(fake.Member(name="hello", text=b"new")),))
+    pulled = await store.ImageStore(tmp_path / "images", client=client).ensure(name, policy="Always", is_pinned=True)
+    again = await images.ensure(name, policy="IfNotPresent", on_pull=pytest.fail)
+    assert (again.image_id, content(again)) == (pulled.image_id, "new")
+    assert again.image_id != first.image_id
+
+
 async def test_a_warm_image_costs_less_than_a_millisecond(server: fake.FakeRegistry, images: store.ImageStore) -> None:
     """The best of many: other work on the machine is not this program's cost."""
     server.push("a/b", tag="1", layers=(LAYER,))
