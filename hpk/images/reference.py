@@ -96,15 +96,14 @@ def parse(text: str) -> Reference | SifPath:
     return Reference(registry=found["registry"], repository=found["repository"], tag=tag, digest=digest)
 
 
-def is_mutable(reference: Reference) -> bool:
-    """Whether the name stands for whatever was pushed last, so that the default policy is Always."""
-    return not reference.digest and reference.tag == DEFAULT_TAG
-
-
 def default_policy(text: str) -> str:
-    """The imagePullPolicy that the API server gives a container that names none."""
+    """Return the imagePullPolicy that the API server gives a container that names none; the tag alone decides.
+
+    Raises:
+        errors.ImageRefused: As :func:`parse` does.
+    """
     wanted = parse(text)
-    return "Always" if isinstance(wanted, Reference) and is_mutable(wanted) else "IfNotPresent"
+    return "Always" if isinstance(wanted, Reference) and wanted.tag == DEFAULT_TAG else "IfNotPresent"
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -91,11 +91,13 @@ def test_invalid_names(text: str, why: str) -> None:
 
 
 def test_default_policy() -> None:
-    """Only latest, said or unsaid, is asked for again each time."""
-    policies = {name: reference.default_policy(name) for name in ("a", "a:latest", "a:1", f"a@{DIGEST}", "/a.sif")}
+    """Only latest, said or unsaid, is asked for again each time; also beside a digest, as the API server has it."""
+    names = ("a", "a:latest", f"a:latest@{DIGEST}", "a:1", f"a@{DIGEST}", "/a.sif")
+    policies = {name: reference.default_policy(name) for name in names}
     assert policies == {
         "a": "Always",
         "a:latest": "Always",
+        f"a:latest@{DIGEST}": "Always",
         "a:1": "IfNotPresent",
         f"a@{DIGEST}": "IfNotPresent",
         "/a.sif": "IfNotPresent",
