@@ -101,7 +101,7 @@ compile_in_namespace() { # base directory-with-opt/hpk/lib
 pack_in_namespace() { # base dependencies program empty-directory
   mount_debian "$1"
   mount -t overlay -o "lowerdir=$2/opt/hpk/lib,upperdir=$3/opt/hpk/lib,workdir=$4" overlay "$new/opt/hpk/lib"
-  chroot "$new" python$python -B -I -S -X frozen_modules=on /opt/hpk/lib/hpk/agent/pack.py
+  chroot "$new" python$python -B -I -S /opt/hpk/lib/hpk/agent/pack.py
 }
 
 # Apptainer, being real root in a strange root file system, must see that as the root of all mounts: pivot_root.

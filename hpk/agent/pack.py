@@ -1,7 +1,7 @@
 """Write the file of `hpk.agent.modules`, when the image is built.
 
-Run as ``python3 -B -I -S -X frozen_modules=on <lib>/hpk/agent/pack.py``, with the Python that the agent will have, and
-with all that it imports in place and compiled.
+Run as ``python3 -B -I -S <lib>/hpk/agent/pack.py``, with the Python that the agent will have, and with all that it
+imports in place and compiled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pack(directory: str, names: tuple[str, ...] = START) -> bytes:
         f"import sys; sys.path.append({directory!r}); import {', '.join(names)}\n"
         "print(*(name for name, module in sys.modules.items() if getattr(module, '__spec__', None)))"
     )
-    argv = [sys.executable, "-B", "-I", "-S", "-X", "frozen_modules=on", "-c", imports]
+    argv = [sys.executable, "-B", "-I", "-S", "-c", imports]
     imported = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     index: dict[str, tuple[str, bool, int, int]] = {}
     codes: list[bytes] = []

@@ -44,7 +44,7 @@ def begin() -> int:
 def command(told: int) -> list[str]:
     """The program, which says that it is ready on this descriptor."""
     code = f"import sys; sys.path.append({_LIBRARY!r}); from hpk.agent import pause; pause.rest({told})"
-    return [sys.executable, "-I", "-S", "-X", "frozen_modules=on", "-c", code]
+    return [sys.executable, "-I", "-S", "-c", code]
 
 
 def _leave(told: int) -> NoReturn:

@@ -21,7 +21,7 @@ sys.path[:0] = [{str(library)!r}, {str(ROOT)!r}]
 from hpk.agent import modules
 modules.install({str(packed)!r})
 """
-    argv = [sys.executable, "-B", "-I", "-S", "-X", "frozen_modules=on", "-c", begin + program]
+    argv = [sys.executable, "-B", "-I", "-S", "-c", begin + program]
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
 
 
