@@ -82,7 +82,8 @@ in_namespace() { unshare --mount --propagation private bash "$root/scripts/build
 
 # A throw-away copy of the Debian layer at $new, with /proc and /dev.
 mount_debian() { # base
-  new=$(mktemp -d)
+  new=$cache/root # the same each time: it is still there when the namespace is gone
+  mkdir -p "$new"
   mount -t tmpfs -o mode=755 tmpfs "$new"
   mkdir "$new"/{upper,work,root}
   mount -t overlay -o "lowerdir=$1,upperdir=$new/upper,workdir=$new/work" overlay "$new/root"

@@ -70,6 +70,18 @@ def test_the_sbatch_script_is_bash() -> None:
     assert any(re.match(r"#SBATCH --signal=B:TERM@", line) for line in lines)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_a_build_leaves_nothing_among_temporary_files(tmp_path: Path) -> None:
+    """Nor anything in the copy of the Debian layer in which it works."""
+    for directory in ("base/proc", "base/dev", "cache", "temporary"):
+        (tmp_path / directory).mkdir(parents=True)
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary"), "HPK_CACHE": str(tmp_path / "cache")}
+    script, base = ROOT / "scripts/build-image.sh", tmp_path / "base"
+    subprocess.run([script, "--in-namespace", "in_namespace", "mount_debian", base], env=environment, check=True)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert sorted(path.name for path in base.rglob("*")) == ["dev", "proc"]
+
+
 @pytest.fixture
 def launcher() -> ModuleType:
     """The launcher's functions."""
