@@ -119,8 +119,13 @@ def site_up(*, is_quiet: bool = False) -> None:
 
 
 def fingerprint() -> str:
-    """What an installation is made of."""
-    return hashlib.sha256(IMAGE.read_bytes() + SETTINGS.encode()).hexdigest()
+    """Return a digest of what an installation is made of."""
+    return hashlib.sha256(IMAGE.read_bytes() + settings().encode()).hexdigest()
+
+
+def settings() -> str:
+    """Return the installation's config.toml."""
+    return STRICT_SETTINGS if PROFILE.strict else SETTINGS
 
 
 def is_running() -> bool:
@@ -139,7 +144,7 @@ def install(digest: str = "") -> None:
         "bash",
         "-c",
         f"umask 077; mkdir -p .hpk; cat > .hpk/config.toml; echo {digest} > .hpk/installed",
-        stdin=(STRICT_SETTINGS if PROFILE.strict else SETTINGS).encode(),
+        stdin=settings().encode(),
     )
     if PROFILE.strict:
         run("sed", "-i", ACCOUNT, "hpk.sbatch")

@@ -1,13 +1,17 @@
-"""What the cluster's tests ask by kubectl is asked, however busy the machine."""
+"""The cluster's tests ask an installation that is as this checkout has it, however busy the machine."""
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SLOW = (1, b"Unable to connect to the server: net/http: TLS handshake timeout")
 
@@ -43,3 +47,19 @@ def test_a_handshake_that_took_too_long_is_tried_again(
     else:
         assert cluster.kubectl("get", "pods", stdin=b"x") == "said"
     assert heard == [b"x"] * asked
+
+
+@pytest.mark.parametrize(("is_strict", "name"), [(False, "SETTINGS"), (True, "STRICT_SETTINGS")])
+def test_other_settings_are_another_installation(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    is_strict: bool,  # noqa: FBT001
+    name: str,
+) -> None:
+    """`up` makes it anew, on every profile, when its settings change."""
+    (tmp_path / "image").write_bytes(b"image")
+    monkeypatch.setattr(cluster, "IMAGE", tmp_path / "image")
+    monkeypatch.setattr(cluster, "PROFILE", dataclasses.replace(cluster.PROFILE, strict=is_strict))
+    before = cluster.fingerprint()
+    monkeypatch.setattr(cluster, name, "other = 1")
+    assert cluster.fingerprint() != before
