@@ -33,7 +33,7 @@ class Failed(Exception):
 
 
 async def get(action: Mapping[str, Any], *, pod_ip: str, ports: Mapping[str, int], agent: str) -> tuple[int, bool]:
-    """The status of an ``httpGet`` action, and whether it was a redirect to another host, which nobody follows.
+    """Return the status of an ``httpGet`` action, and whether it is a redirect to another host, which nobody follows.
 
     Raises:
         Failed: No connection, no HTTP, or nothing that can be understood.
@@ -66,7 +66,7 @@ async def get(action: Mapping[str, Any], *, pod_ip: str, ports: Mapping[str, int
 
 
 def redirected(url: str, location: str) -> str | None:
-    """Where a redirect leads, or None if that is another host; pure.
+    """Return where a redirect leads, or None if that is another host; pure.
 
     Raises:
         ValueError: It leads nowhere.
@@ -85,7 +85,7 @@ def redirected(url: str, location: str) -> str | None:
 
 
 def resolve_port(port: Any, ports: Mapping[str, int]) -> int:
-    """A number, or a name among the container's ports.
+    """Return the number of a port that is given by number, or by its name among the container's ports.
 
     Raises:
         LookupError: There is no such port.
@@ -102,7 +102,7 @@ def resolve_port(port: Any, ports: Mapping[str, int]) -> int:
 async def connect(
     host: str, port: int, *, context: ssl.SSLContext | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A TCP connection, or TLS with a context.
+    """Return a TCP connection, or TLS with a context.
 
     Raises:
         Failed: There is no such host, or it refused.
@@ -142,6 +142,11 @@ async def _resolve(host: str, port: int) -> list[str]:
 
     A lookup cannot be cancelled: it has threads of its own, so that a name server that does not answer holds up other
     lookups, but not the agent's work on the disk.
+
+    Raises:
+        socket.gaierror: There is no such host.
+        ValueError: No host can have this name.
+        OverflowError: The port is far out of range.
     """
     with contextlib.suppress(ValueError):
         return [str(ipaddress.ip_address(host))]
@@ -151,6 +156,7 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 async def _request(url: str, headers: Sequence[tuple[str, str]]) -> tuple[int, str]:
+    """Send one request; returns and raises what :func:`_read_head` does, and `Failed` without a connection."""
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -170,7 +176,7 @@ async def _request(url: str, headers: Sequence[tuple[str, str]]) -> tuple[int, s
 
 
 def _unverified() -> ssl.SSLContext:
-    """TLS as the kubelet's probes do it: they ask whether something answers, not who it is."""
+    """Return TLS as the kubelet's probes have it: they ask whether something answers, not who it is."""
     import ssl  # noqa: PLC0415 - most pods do without (main.spared)
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -205,7 +211,12 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, str]:
 
 
 async def _read_line(reader: asyncio.StreamReader, most: int) -> tuple[bytes, int]:
-    """The beginning of the next line, stripped, and how long the line is."""
+    """Return the beginning of the next line, stripped, and how long the line is.
+
+    Raises:
+        ValueError: It is longer than `most`.
+        asyncio.IncompleteReadError: It does not end.
+    """
     kept, length = b"", 0
     while True:
         try:
@@ -220,7 +231,7 @@ async def _read_line(reader: asyncio.StreamReader, most: int) -> tuple[bytes, in
 
 
 def _quoted(target: str) -> str:
-    """The path and query with everything escaped that would end the request's line early."""
+    """Return the path and query with everything escaped that would end the request's line early."""
     return urllib.parse.quote(target, safe=_PRINTABLE, errors="surrogateescape")
 
 

@@ -144,7 +144,7 @@ def _launched(box: sandbox.Sandbox, run: runs.Run) -> runs.Run | Exception:
 
 
 def first_containers(plan: records.PodPlan) -> list[records.ContainerPlan]:
-    """Those that may start before anything else is known: the first init, or the apps up to one with a postStart."""
+    """Return those that may start before anything else is known: the first init, or the apps up to a postStart hook."""
     if plan["containers"][0]["kind"] != "app":
         return plan["containers"][:1]
     first: list[records.ContainerPlan] = []

@@ -94,7 +94,7 @@ class Cache:
         return stored
 
     def load(self, manifest: str, *, reference: str, digest: str) -> Stored | None:
-        """The converted image of a manifest, if it is there and sound."""
+        """Return the converted image of a manifest, None if it is not there or not sound."""
         file = self.file(manifest)
         meta = _read_object(file.with_suffix(".json"))
         if meta is None or meta.get("version") != VERSION or not _is_sound(file, size=meta.get("size")):
@@ -113,17 +113,25 @@ class Cache:
         )
 
     def file(self, manifest: str) -> Path:
-        """Where the converted image of a manifest is, or would be."""
+        """Return where the converted image of a manifest is, or would be."""
         return self._directory / f"{manifest.replace(':', '-')}.sqfs"
 
     def link(self, wanted: reference.Reference, *, digest: str, manifest: str) -> None:
-        """Remember what a reference, and the digest in its repository, stand for now; what is pinned stays so."""
+        """Remember what a reference, and the digest in its repository, stand for now; what is pinned stays so.
+
+        Raises:
+            OSError: The file system refused.
+        """
         for name in dict.fromkeys((f"{wanted.name}@{digest}", wanted.key)):
             is_pinned = (_read_object(self._reference_file(name)) or {}).get("pinned") is True
             self._link(name, digest=digest, manifest=manifest, is_pinned=is_pinned)
 
     def pin(self, wanted: reference.Reference, stored: Stored) -> None:
-        """Remember that the user wants to keep what the reference stands for."""
+        """Remember that the user wants to keep what the reference stands for.
+
+        Raises:
+            OSError: The file system refused.
+        """
         if (_read_object(self._reference_file(wanted.key)) or {}).get("pinned") is not True:
             self._link(wanted.key, digest=stored.digest, manifest=stored.manifest, is_pinned=True)
 
@@ -135,7 +143,11 @@ class Cache:
         self._checked.pop(name, None)
 
     def add(self, manifest: str, *, converted: Path, config: image.ImageConfig) -> None:
-        """Take over a converted file from a pull's directory; replaces what is there."""
+        """Take over a converted file from a pull's directory; replaces what is there.
+
+        Raises:
+            OSError: The file system refused.
+        """
         file = self.file(manifest)
         converted.chmod(0o600)
         size = converted.stat().st_size
@@ -146,7 +158,7 @@ class Cache:
         )
 
     def references(self) -> list[Stored]:
-        """All references whose image is there, by name."""
+        """Return all references whose image is there, by name."""
         found = []
         for file in sorted(self._list("references")):
             link = _read_object(file)
@@ -259,7 +271,11 @@ class Cache:
 
     @contextlib.contextmanager
     def workspace(self) -> Iterator[Path]:
-        """A directory for one pull, on the same file system as the cache; removed afterwards, come what may."""
+        """Make a directory for one pull, on the cache's file system; it is removed afterwards, come what may.
+
+        Raises:
+            OSError: The file system refused.
+        """
         self._sweep()
         path = self._directory / "tmp" / f"{self._host}-{os.getpid()}-{os.urandom(4).hex()}"
         jobdir.make_directory(str(path))
@@ -318,7 +334,7 @@ def _fingerprint(file: Path) -> tuple[int, ...] | None:
 
 
 def _read_object(file: Path) -> Mapping[str, Any] | None:
-    """A JSON object, or None if the file is absent, unreadable or something else: then it is made again."""
+    """Return a JSON object, or None if the file is absent, unreadable or something else: then it is made again."""
     try:
         found: Mapping[str, Any] | None = jobdir.read_json(str(file))
     except OSError:

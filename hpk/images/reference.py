@@ -107,7 +107,7 @@ def default_policy(text: str) -> str:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The registry, defaulted, and the rest: what is before the first slash is a registry only if it looks like one."""
+    """Return the registry, defaulted, and the rest: what is before a slash is a registry only if it looks like one."""
     first, slash, rest = name.partition("/")
     looks_like_host = any(mark in first for mark in ".:") or first == "localhost" or first.lower() != first
     if not slash or not looks_like_host:
