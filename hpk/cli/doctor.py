@@ -83,7 +83,7 @@ async def run(settings: config.Settings, *, wait_seconds: float, is_json: bool) 
     if is_json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     else:
-        print("\n".join(str(one) for one in found))
+        print("\n".join(findings.told(found)))
     return 1 if any(one.level == "error" for one in found) else 0
 
 

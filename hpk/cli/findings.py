@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpk import pki
@@ -14,7 +14,7 @@ from hpk.controlplane import placement
 from hpk.network import sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hpk import config
 
@@ -111,6 +111,14 @@ def filtered(where: str) -> Finding:
     what, why = "the login host does not reach its hosts' ports", "kubectl needs a tunnel"
     how = "nothing for 'hpk kubectl', which has one by itself; 'hpk connect' for other programs"
     return Finding(level="note", where=where, what=what, why=why, who="you", how=how)
+
+
+def told(found: Sequence[Finding]) -> list[str]:
+    """Return the lines that a person reads: what several places lack alike is one line that names them all."""
+    places: dict[Finding, list[str]] = {}
+    for one in found:
+        places.setdefault(one if one.level == "ok" else replace(one, where=""), []).append(one.where)
+    return [str(replace(one, where=", ".join(dict.fromkeys(where)))) for one, where in places.items()]
 
 
 _NO_PODS = "no pod can run there"

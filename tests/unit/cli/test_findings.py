@@ -92,6 +92,20 @@ def test_each_fault_is_named(changes: dict[str, Any], level: str, words: str) ->
     assert not [one for one in found if one.level == "ok"]
 
 
+def test_what_places_lack_alike_is_told_once() -> None:
+    """A site of twenty partitions has one line for each fault; each place that is well has its own."""
+    lacks = [
+        findings.Finding(level="error", where=f"partition {name}", what="no FUSE", who="your site", how="load it")
+        for name in ("cpu (c1)", "gpu (g1)")
+    ]
+    fine = [findings.Finding(level="ok", where=name, what="Apptainer 1.4") for name in ("login host", "partition a")]
+    assert findings.told([*fine, *lacks]) == [
+        "ok      login host: Apptainer 1.4",
+        "ok      partition a: Apptainer 1.4",
+        "error   partition cpu (c1), partition gpu (g1): no FUSE -> your site: load it",
+    ]
+
+
 def test_the_login_node_may_have_no_kubectl() -> None:
     """There is another one."""
     (found,) = findings.login(place({"site.kubectl": None}), SETTINGS)
