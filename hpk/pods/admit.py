@@ -122,6 +122,14 @@ def doubt(pod: v1.Pod, cluster: Cluster) -> str | None:
     return f"invalid partition specified: {', '.join(missing)} (known: {', '.join(sorted(shown))})"
 
 
+def unread(pod: v1.Pod) -> str | None:
+    """Return a sentence for a pod whose older flags annotation says other than the newer one, which counts; or None."""
+    newer, older = (pod.metadata.annotations.get(key) for key in FLAGS)
+    if None in (newer, older) or newer == older:
+        return None
+    return f"annotation {FLAGS[1]} is not read: the pod has {FLAGS[0]} too, which counts instead"
+
+
 def job_flags(pod: v1.Pod) -> dict[str, str | None]:
     """The pod's own sbatch options.
 

@@ -63,7 +63,7 @@ class Reviews:
             return str(error), []
         doubt = admit.doubt(pod, cluster)
         if gate.controller(pod) is None:
-            return None, [*([doubt] if doubt else []), *self._waits(pod, cluster)]
+            return None, [text for text in (doubt, admit.unread(pod)) if text] + self._waits(pod, cluster)
         # A controller would replace the pod that sbatch refuses, without end; refused here, it takes its time.
         return doubt or self._gate.denial(gate.keys(pod, cluster.flags)), []
 
@@ -117,7 +117,8 @@ class Reviews:
         doubt = admit.doubt(pod, cluster)
         if doubt:
             return [f"pods of this {kind} will be refused: {doubt}"]
-        return [f"pods of this {kind}: {text}" for text in self._waits(pod, cluster)]
+        unread = admit.unread(pod)
+        return [f"pods of this {kind}: {text}" for text in (*([unread] if unread else []), *self._waits(pod, cluster))]
 
 
 def _of_bound(raw: Object, old: Object) -> str | None:

@@ -201,6 +201,18 @@ def test_what_a_pod_will_wait_for_is_a_warning(pod: dict[str, Any], words: str) 
     assert words in warning
 
 
+def test_of_two_flags_annotations_that_differ_one_is_said_to_be_unread() -> None:
+    """As the README says, the newer spelling counts; two that say the same need no words."""
+    pod = raw()
+    pod["metadata"]["annotations"] = {"slurm.hpk.io/flags": "--nice=1", "slurm-job.hpk.io/flags": "--nice=2"}
+    words = "annotation slurm-job.hpk.io/flags is not read: the pod has slurm.hpk.io/flags too, which counts instead"
+    assert reviews().review("Pod", pod) == (None, [words])
+    workload = {"metadata": {"name": "w", "namespace": "ns"}, "spec": {"template": pod}}
+    assert reviews().review("Deployment", workload) == (None, [f"pods of this Deployment: {words}"])
+    pod["metadata"]["annotations"]["slurm-job.hpk.io/flags"] = "--nice=1"
+    assert reviews().review("Pod", pod) == (None, [])
+
+
 def test_what_needs_no_warning_has_none() -> None:
     """A known runtime, a gate that somebody has set, a node that somebody has chosen."""
     cluster = dataclasses.replace(CLUSTER, runtime_handlers={"plain": "runc"})
