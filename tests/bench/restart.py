@@ -31,6 +31,7 @@ from hpk.link import doorbell
 from hpk.link import server as link_server
 from hpk.pods import submit
 from hpk.slurm import model, poller
+from tests import background
 from tests.bench import result
 from tests.fakes import link, path
 from tests.fakes import slurm as fake_slurm
@@ -162,8 +163,7 @@ async def _until_adopted(world: World, *, settle_seconds: float = 0.0) -> None:
         world.adopted_at = time.monotonic()
         await asyncio.sleep(settle_seconds)
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await background.end(running)
 
 
 def _write(world: World, uid: str, number: int) -> None:

@@ -34,6 +34,7 @@ import yaml
 
 from hpk import config, pki
 from hpk.controlplane import apiserver, etcd, etcd_client, identities, layout, supervisor, upkeep
+from tests import background
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -402,8 +403,7 @@ async def test_an_etcd_that_is_full_is_relieved(program: Program, binaries: Path
             assert await upkeep.look_after(client) == ""
             assert await put()
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await background.end(task)
 
 
 def names_in(etcd: Path) -> set[str]:

@@ -21,6 +21,7 @@ from hpk import jobdir
 from hpk.agent import execs, logs, pod, processes, report, runs
 from hpk.agent import sessions as agent_sessions
 from hpk.link import peer, sessions
+from tests import background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -262,8 +263,7 @@ async def test_a_command_is_killed_when_its_client_goes(bench: Bench, tty: bool)
     before = open_descriptors()
     task = bench.serve(shell("echo $$; exec sleep 1000", stdin=True, tty=tty), client)
     await client.sees(b"\n")
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
     await gone(int(client.data[OUT]))
     for one in list(bench.all._background):
         await one
@@ -276,8 +276,7 @@ async def test_a_client_that_goes_at_once_leaves_no_command(bench: Bench) -> Non
     """Even before crun has said which process it is."""
     task = bench.serve(shell("exec sleep 1000"), Client())
     await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
     async with asyncio.timeout(TIMEOUT):
         await asyncio.gather(*bench.all._background)
 
@@ -314,8 +313,7 @@ async def test_a_probe_s_command_that_takes_too_long_is_killed(bench: Bench) -> 
     command = ["sh", "-c", f"echo $$ > {pipe}; exec sleep 1000"]
     asking = asyncio.create_task(execs.execute(bench.all, bench.target, command))
     process = int(await asyncio.to_thread(pipe.read_text))
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await background.end(asking)
     await gone(process)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent import container, execs, logs, memory, pod, processes, report, restarts, runs, volumes
+from tests import background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -134,9 +135,7 @@ class Bench:
 
     async def close(self) -> None:
         """Leave nothing behind."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await background.end(*self._tasks)
         self.all.writer.close()
         for process in self.processes.values():
             end(process)

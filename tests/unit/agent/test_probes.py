@@ -14,6 +14,7 @@ import pytest
 
 from hpk import pki
 from hpk.agent import hooks, httpget, probes
+from tests import background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -344,8 +345,7 @@ async def test_a_probe_that_fails_in_an_unforeseen_way_counts_as_failed_and_is_a
     watching = asyncio.create_task(probes.watch(surroundings, target))
     while len(ready) < 3:  # noqa: ASYNC110 - a list has no event
         await asyncio.sleep(0.001)
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
+    await background.end(watching)
     assert ready == [True, False, True]
     assert "RuntimeError: unforeseen" in events[0]
 

@@ -9,6 +9,7 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent import wishes
+from tests import background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -55,8 +56,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     made = Bench(tmp_path)
     task = asyncio.create_task(made.wishes.watch())
     yield made
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
 
 
 async def test_a_wish_is_found_while_the_kubelet_is_away(bench: Bench) -> None:

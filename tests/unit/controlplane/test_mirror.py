@@ -12,6 +12,7 @@ import structlog.testing
 
 from hpk import errors
 from hpk.controlplane import datadir, mirror, pages
+from tests import background
 from tests.fakes import etcdlog
 
 if TYPE_CHECKING:
@@ -173,8 +174,7 @@ async def test_a_full_file_system_is_said_and_borne(etcd: Etcd, monkeypatch: pyt
         for _ in range(3):
             refused.clear()
             await asyncio.wait_for(refused.wait(), 60)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await background.end(running)
     assert [entry["log_level"] for entry in told] == ["warning"]
     assert "quota exceeded; free some space" in told[0]["error"]
     assert "have not been copied to" in etcd.told[-1]

@@ -10,6 +10,7 @@ import pytest
 from hpk import errors
 from hpk.aio import backoff
 from hpk.kube import informer
+from tests import background
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     task = asyncio.create_task(made.informer.run())
     await asyncio.wait_for(made.informer.synced.wait(), 30)
     yield made
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
 
 
 async def test_what_was_there_before_and_what_comes_are_both_known(world: World) -> None:
@@ -99,8 +99,7 @@ async def test_a_list_and_a_watch_that_fail_are_tried_again(
     uid = world.put("late")
     await world.until(lambda: uid in world.informer.objects)
     assert world.api.verbs(PATH).count("get") == lists
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
 
 
 async def test_a_new_object_of_an_old_name_replaces_it(world: World) -> None:

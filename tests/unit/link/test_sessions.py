@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hpk import errors
 from hpk.link import client, link_pb2, opener, peer, sessions, wire
+from tests import background
 from tests.fakes import link
 
 if TYPE_CHECKING:
@@ -78,9 +79,7 @@ class Agent:
             ]
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            for task in talking:
-                task.cancel()
-            await asyncio.gather(*talking, return_exceptions=True)
+            await background.end(*talking)
         return sessions.Ended(exit_code=5)
 
     async def broken(self, _client: peer.Peer) -> sessions.Ended:
@@ -446,6 +445,5 @@ async def test_an_agent_cannot_take_another_pod_s_session(kubelet: link.Kubelet,
     async with asyncio.timeout(link.TIMEOUT):
         await refused.wait()
     assert not waiting.done()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await background.end(asking)
     waiting.cancel()

@@ -16,6 +16,7 @@ from hpk.aio import backoff
 from hpk.kube import v1
 from hpk.pods import admit, bind, events, occupants, queue, schedule
 from hpk.slurm import model
+from tests import background
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -95,9 +96,7 @@ async def world() -> AsyncIterator[World]:
     made = World()
     tasks = [asyncio.create_task(made.binder.informer.run()), asyncio.create_task(made.binder.queue.run())]
     yield made
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await background.end(*tasks)
 
 
 async def test_a_waiting_pod_is_bound_to_the_node_by_its_uid(world: World) -> None:

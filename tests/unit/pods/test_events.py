@@ -12,6 +12,7 @@ import pytest
 from hpk import errors
 from hpk.kube import v1
 from hpk.pods import events
+from tests import background
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ async def told(api: kube.FakeKube) -> AsyncIterator[events.Recorder]:
     task = asyncio.create_task(made.run())
     yield made
     assert not task.done(), "the recorder has ended"
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
 
 
 async def posted(api: kube.FakeKube, *, calls: int) -> list[dict[str, Any]]:
@@ -117,8 +117,7 @@ async def test_a_kubelet_that_restarts_tells_nothing_twice(api: kube.FakeKube, t
     await posted(api, calls=2)
     assert [call.verb for call in api.calls] == ["get", "patch", "get"]
     assert [event["count"] for event in await api.list(EVENTS) if event["reason"] == "BackOff"] == [2]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
 
 
 async def test_what_is_told_once_ever_is_told_once_ever(api: kube.FakeKube, told: events.Recorder) -> None:
@@ -130,8 +129,7 @@ async def test_what_is_told_once_ever_is_told_once_ever(api: kube.FakeKube, told
     again.tell(POD, "Warning", "Evicted", "Slurm job 7 was cancelled", key="end")
     (event,) = await posted(api, calls=3)
     assert event["count"] == 1
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
 
 
 async def test_a_kubelet_that_cannot_learn_what_was_told_starts_all_the_same(
@@ -145,8 +143,7 @@ async def test_a_kubelet_that_cannot_learn_what_was_told_starts_all_the_same(
     again.tell(POD, "Normal", "Started", "Container started")
     (event,) = await posted(api, calls=4)
     assert event["count"] == 1
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
 
 
 async def test_what_was_told_is_read_in_pages(
@@ -162,8 +159,7 @@ async def test_what_was_told_is_read_in_pages(
     assert len(api.verbs(events.EVENTS)) == before + 3
     again.tell(POD, "Normal", "Started4", "Container started", number=5)
     assert not again._waiting
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await background.end(task)
 
 
 async def test_an_event_that_has_expired_is_posted_anew(api: kube.FakeKube, told: events.Recorder) -> None:

@@ -14,6 +14,7 @@ from hpk import errors, jobdir
 from hpk.pods import model, strays, submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
+from tests import background
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ async def test_a_pod_that_was_deleted_in_between_is_its_workers_to_end(state: jo
     async with asyncio.timeout(10):
         while len(cancelled) < 2:  # noqa: ASYNC110 - what the fake saw
             await asyncio.sleep(0.001)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await background.end(*tasks)
     assert (woken, cancelled) == (["u"], ["2", "3"])
 
 
@@ -150,7 +149,5 @@ async def test_a_home_that_hangs_holds_up_nothing_else(state: jobdir.State, monk
             await asyncio.sleep(0.001)
     monkeypatch.undo()
     assert not tasks[1].done()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await background.end(*tasks)
     assert (cancelled, set(looked)) == (["2"], {True})

@@ -12,6 +12,7 @@ from hpk import errors, jobdir
 from hpk.pods import launch, submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
+from tests import background
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -89,8 +90,7 @@ class World(path.World):
 
     async def stop(self) -> None:
         """The kubelet is killed."""
-        self.sweeping.cancel()
-        await asyncio.gather(self.sweeping, return_exceptions=True)
+        await background.end(self.sweeping)
         await super().stop()
 
 

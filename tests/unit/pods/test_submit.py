@@ -11,6 +11,7 @@ from hpk import errors, jobdir
 from hpk.pods import model, submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
+from tests import background
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
@@ -189,8 +190,7 @@ async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir
     await mine.release(found)
     assert mine.observe(found).phase is model.Phase.GONE
     assert slurm.cancelled == []
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await background.end(asking)
 
 
 async def test_nothing_is_cancelled_while_slurm_does_not_say_whose_it_is(state: jobdir.State) -> None:
@@ -205,8 +205,7 @@ async def test_nothing_is_cancelled_while_slurm_does_not_say_whose_it_is(state: 
     with pytest.raises(errors.SlurmUnavailable):
         await mine.release(model.Allocation(job_id="17", uid=UID))
     assert slurm.cancelled == []
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await background.end(asking)
 
 
 class Slurm(FakeSlurm):
@@ -244,8 +243,7 @@ async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdi
     assert slurm.cancelled == ["17"]
     await polling.fresh()  # and still only the other one has the number
     assert mine.observe(given).phase is model.Phase.GONE
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await background.end(asking)
 
 
 async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(state: jobdir.State) -> None:
@@ -268,8 +266,7 @@ async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(st
     await polling.fresh()
     assert mine.observe(given).phase is model.Phase.GONE
     assert woken[-1] == UID
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await background.end(asking)
 
 
 @pytest.mark.parametrize(
