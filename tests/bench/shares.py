@@ -7,6 +7,7 @@ own for what it starts, below the host's or the machine's; they are counted with
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from tests.site.hpksite import members, paths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path("/sys/fs/cgroup/cpuacct")
 PARTS = {
@@ -30,6 +31,9 @@ PARTS = {
 SLURM = ("slurm*", f"{paths.CGROUP}/*/slurm*")
 NODES = "nodes"
 """All else: slurmd, what it starts, and the hosts' other daemons."""
+
+REMOVALS = 100
+"""How often a cgroup is emptied; each time, whoever was in it may have forked."""
 
 
 class Unmeasurable(Exception):
@@ -68,11 +72,22 @@ def measured() -> Iterator[Shares]:
             _move(pid, root / part_of(_command(pid)))
         yield Shares(root)
     finally:
-        for directory in (*root.iterdir(), root):
-            if directory.is_dir():
-                for left in (directory / "cgroup.procs").read_text().split():
-                    _move(int(left), before.get(int(left), ROOT))
-                directory.rmdir()
+        for directory in (*(root / part for part in (*PARTS, NODES)), root):
+            _remove(directory, before)
+
+
+def _remove(directory: Path, before: Mapping[int, Path]) -> None:
+    """Move whoever is in a cgroup to where it was, and remove it; again, where one of them has forked meanwhile."""
+    for tries_left in reversed(range(REMOVALS)):
+        for left in (directory / "cgroup.procs").read_text().split():
+            _move(int(left), before.get(int(left), ROOT))
+        try:
+            directory.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or not tries_left:
+                raise
+        else:
+            return
 
 
 def part_of(command: str) -> str:
