@@ -23,7 +23,7 @@ from hpk.images import collect, store, uses
 from hpk.kube import client, informer
 from hpk.link import doorbell
 from hpk.link import server as link_server
-from hpk.network import addresses, sandbox
+from hpk.network import addresses, sandbox, warm
 from hpk.node import auth, configz, host, imagefs, lease, node
 from hpk.node import server as node_server
 from hpk.pods import (
@@ -133,7 +133,8 @@ async def _start(
     )
     await cluster.refresh()
 
-    launcher = sandbox.Launcher(settings, kill_wait_seconds=await cluster.kill_wait_seconds())
+    warmth = await asyncio.to_thread(warm.provide, Path(settings.directory.warm), image=settings.image_file)
+    launcher = sandbox.Launcher(settings, warmth=warmth, kill_wait_seconds=await cluster.kill_wait_seconds())
     made = Kubelet(
         settings, control_plane, kube=kubelet, history=binder_kube, cluster=cluster, site=site, launcher=launcher
     )

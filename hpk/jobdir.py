@@ -48,6 +48,7 @@ class State:
         self.root = root
         self.pods = os.path.join(root, "pods")
         self.images = os.path.join(root, "images")
+        self.warm = os.path.join(root, "warm")
         self.control_plane = os.path.join(root, "state")
         self.endpoint_directory = os.path.join(root, "run")
         self.endpoint = os.path.join(self.endpoint_directory, "endpoint.json")

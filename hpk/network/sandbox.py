@@ -29,6 +29,8 @@ FACTS = (
     "host_ip=$HPK_HOST_IP",
 )
 """What only the job knows, for :class:`hpk.agent.sandbox.Facts`."""
+WARM = '"${warm[@]}"'
+"""Stands in the argv where the job's shell puts the options of :class:`Warmth`, or nothing."""
 DEVICES = ("/dev/fuse", "/dev/full")
 """Not among the devices of ``--containall``: FUSE carries the images, and containers expect /dev/full."""
 TUN = "/dev/net/tun"
@@ -50,6 +52,7 @@ class Sandbox:
         has_host: Whether the node's own files are needed: hostPath volumes, images outside ``images``.
         has_gpu: Whether NVIDIA's libraries and devices are.
         has_one_id: Whether the user has no subordinate ids; the agent then makes itself root of the pod.
+        has_warmth: Whether there may be files outside hpk.sif that a start reads more quickly.
         kill_wait_seconds: How long Slurm waits between SIGTERM and SIGKILL.
     """
 
@@ -63,7 +66,23 @@ class Sandbox:
     has_host: bool = False
     has_gpu: bool = False
     has_one_id: bool = False
+    has_warmth: bool = False
     kill_wait_seconds: int = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmth:
+    """What the job script adds to the sandbox's argv, if the copies are of this hpk.sif (`hpk.network.warm`).
+
+    Attributes:
+        stamp: The file whose time of change is hpk.sif's as long as they belong together.
+        image: hpk.sif.
+        options: Words of the argv.
+    """
+
+    stamp: str
+    image: str
+    options: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +93,13 @@ class Commands:
         start: The argv that becomes the sandbox.
         scratch: A shell expression: the scratch directory, quoted where it must be.
         clean: The argv that removes what an agent left that was killed: files of subordinate ids.
+        warmth: What :data:`WARM` in ``start`` stands for; None if it is not in it.
     """
 
     start: list[str]
     scratch: str
     clean: list[str]
+    warmth: Warmth | None = None
 
 
 def start(box: Sandbox) -> list[str]:
@@ -94,14 +115,14 @@ def start(box: Sandbox) -> list[str]:
     if box.has_gpu:
         argv.append("--nv")
     for source, target, options in _binds(box):
-        argv += ["--mount", _mount(source, target, options)]
-    return [*argv, box.image, *AGENT, *FACTS, f"kill_wait={box.kill_wait_seconds}"]
+        argv += bind(source, target, options)
+    return [*argv, *([WARM] if box.has_warmth else []), box.image, *AGENT, *FACTS, f"kill_wait={box.kill_wait_seconds}"]
 
 
 def clean(box: Sandbox) -> list[str]:
     """The argv that removes the contents of the scratch directory with all the ids that made them."""
-    mount = _mount(box.scratch, jobdir.SANDBOX_SCRATCH, "")
-    argv = [box.apptainer, "--silent", "exec", *_ids(box), "--containall", "--no-home", "--mount", mount, box.image]
+    scratch = bind(box.scratch, jobdir.SANDBOX_SCRATCH, "")
+    argv = [box.apptainer, "--silent", "exec", *_ids(box), "--containall", "--no-home", *scratch, box.image]
     if box.has_one_id:
         argv += ["/usr/bin/unshare", "--user", "--map-root-user"]  # root may remove what lies in closed directories
     return [*argv, "/usr/bin/find", jobdir.SANDBOX_SCRATCH, "-mindepth", "1", "-delete"]
@@ -123,17 +144,19 @@ def _binds(box: Sandbox) -> list[tuple[str, str, str]]:
     return [*binds, ("/", jobdir.SANDBOX_HOST, "")] if box.has_host else binds
 
 
-def _mount(source: str, target: str, options: str) -> str:
-    """A ``--mount`` value: CSV, so that a path may hold commas and colons, which ``--bind`` would split at."""
+def bind(source: str, target: str, options: str) -> list[str]:
+    """Return ``--mount`` and its value: CSV, so that a path may hold commas and colons, at which ``--bind`` splits."""
     parts = ["type=bind", f"source={source}", f"destination={target}", *([options] if options else [])]
-    return ",".join('"' + part.replace('"', '""') + '"' if '"' in part or "," in part else part for part in parts)
+    quoted = ('"' + part.replace('"', '""') + '"' if '"' in part or "," in part else part for part in parts)
+    return ["--mount", ",".join(quoted)]
 
 
 class Launcher:
     """Makes the commands for this program's settings."""
 
-    def __init__(self, settings: config.Settings, *, kill_wait_seconds: int = 30) -> None:
+    def __init__(self, settings: config.Settings, *, warmth: Warmth | None = None, kill_wait_seconds: int = 30) -> None:
         self._settings = settings
+        self._warmth = warmth
         self._kill_wait_seconds = kill_wait_seconds
 
     def commands(self, plan: records.PodPlan, *, directory: str) -> Commands:
@@ -151,10 +174,11 @@ class Launcher:
             or any(file.startswith(jobdir.SANDBOX_HOST + "/") for file in images),
             has_gpu=any(container["gpu"] for container in plan["containers"]),
             has_one_id=plan.get("has_one_id", False),
+            has_warmth=self._warmth is not None,
             kill_wait_seconds=self._kill_wait_seconds,
         )
         scratch = f'"{settings.scratch}/hpk-{plan["uid"]}"'
-        return Commands(start=start(box), scratch=scratch, clean=clean(box))
+        return Commands(start=start(box), scratch=scratch, clean=clean(box), warmth=self._warmth)
 
 
 def choose(wanted: str, site: Mapping[str, Any]) -> str:

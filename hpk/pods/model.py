@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpk import records
+    from hpk.network import sandbox as box
 
 
 class Phase(enum.Enum):
@@ -102,6 +103,7 @@ class JobPlan:
         scratch: The directory on the compute node, expanded by the job's shell.
         cleanup: The argv that removes the scratch directory with the ids that made it.
         signals: Numbers of the signals to the job's shell that the agent is to have.
+        warmth: Options that the job's shell adds to ``sandbox``, if it finds what they name.
     """
 
     directives: dict[str, str | None]
@@ -111,6 +113,7 @@ class JobPlan:
     scratch: str
     cleanup: list[str]
     signals: list[int]
+    warmth: box.Warmth | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

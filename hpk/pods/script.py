@@ -23,6 +23,7 @@ _ENVIRONMENT = jinja2.Environment(
     lstrip_blocks=True,
     autoescape=False,  # noqa: S701 - shell, not HTML: every value goes through a quoting filter
 )
+_ENVIRONMENT.filters["word"] = shlex.quote
 
 
 def render(plan: model.JobPlan) -> str:
@@ -34,6 +35,7 @@ def render(plan: model.JobPlan) -> str:
         cleanup=" ".join(shell_word(word) for word in plan.cleanup),
         scratch=plan.scratch,
         signals=plan.signals,
+        warmth=plan.warmth,
     )
 
 
@@ -54,7 +56,9 @@ def _sbatch_quoted(value: str) -> str:
 
 
 def shell_word(word: str) -> str:
-    """A word of the sandbox's argv; the job's shell expands ``$HPK_SCRATCH`` and the job's facts, nothing else."""
+    """Return an argv's word for the job's shell, which expands the scratch directory, the job's facts, and WARM."""
+    if word == sandbox.WARM:
+        return word
     if "$HPK_SCRATCH" in word or word in sandbox.FACTS:
         return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`") + '"'
     return shlex.quote(word)

@@ -381,5 +381,6 @@ def job_plan(  # noqa: D417 - site, pod, capacity as above
         sandbox=commands.start,
         scratch=commands.scratch,
         cleanup=commands.clean,
+        warmth=commands.warmth,
         signals=warning.early(pod, _options(pod, site), capacity).signals,
     )

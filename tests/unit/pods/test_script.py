@@ -9,13 +9,13 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpk import jobdir
 from hpk.kube import v1
+from hpk.network import sandbox
 from hpk.pods import script, translate
 
 if TYPE_CHECKING:
@@ -23,10 +23,16 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).parent / "golden"
 DIRECTORY = Path("/home/alice/.hpk/pods/0b4e")
-COMMANDS = SimpleNamespace(
-    start=["apptainer", "exec", "--bind", "$HPK_SCRATCH:/run/hpk/scratch", "/home/alice/.hpk/hpk.sif", "agent"],
+SIF = "/home/alice/.hpk/hpk.sif"
+COMMANDS = sandbox.Commands(
+    start=["apptainer", "exec", "--bind", "$HPK_SCRATCH:/run/hpk/scratch", sandbox.WARM, SIF, "agent"],
     scratch='"${TMPDIR:-/tmp}/hpk-0b4e"',
-    clean=["apptainer", "exec", "--fakeroot", "/home/alice/.hpk/hpk.sif", "rm", "-rf", "$HPK_SCRATCH"],
+    clean=["apptainer", "exec", "--fakeroot", SIF, "rm", "-rf", "$HPK_SCRATCH"],
+    warmth=sandbox.Warmth(
+        stamp="/home/alice/.hpk/warm/17/cygrpc.so",
+        image=SIF,
+        options=["--mount", "type=bind,source=/home/alice/.hpk/warm/17/python3.13,destination=/usr/bin/python3.13,ro"],
+    ),
 )
 
 
@@ -70,7 +76,7 @@ PODS = {
 def test_scripts_are_as_they_were_read_and_agreed(name: str) -> None:
     """Each kind of pod has its golden script; a change of one is seen in review."""
     one, where = PODS[name]
-    plan = translate.job_plan(one, site=where, directory=DIRECTORY, commands=COMMANDS)  # type: ignore[arg-type]
+    plan = translate.job_plan(one, site=where, directory=DIRECTORY, commands=COMMANDS)
     assert script.render(plan) == (GOLDEN / f"{name}.sh").read_text()
 
 
@@ -104,9 +110,30 @@ ENVIRONMENT = {**os.environ, "SLURMD_NODENAME": "c1", "HOSTNAME": "login1"}
 
 def rendered(one: v1.Pod, scratch: str, program: str) -> str:
     """The pod's script with a shell program in place of Apptainer."""
-    commands = SimpleNamespace(start=["bash", "-c", program], scratch=scratch, clean=["true"])
-    plan = translate.job_plan(one, site=site(), directory=DIRECTORY, commands=commands)  # type: ignore[arg-type]
+    commands = sandbox.Commands(start=["bash", "-c", program], scratch=scratch, clean=["true"])
+    plan = translate.job_plan(one, site=site(), directory=DIRECTORY, commands=commands)
     return script.render(plan)
+
+
+@pytest.mark.parametrize(
+    ("ages", "said"),
+    [((5, 5), "<a b> <$c>"), ((5, 6), ""), ((6, 5), ""), ((None, 5), ""), ((5, None), "")],
+    ids=["of this hpk.sif", "of an older one", "of a newer one", "none", "no hpk.sif"],
+)
+def test_copies_are_bound_if_they_are_of_this_image(tmp_path: Path, ages: tuple[int | None, ...], said: str) -> None:
+    """Those of another hpk.sif would have another Python; without any, the sandbox starts as well."""
+    files = [tmp_path / name for name in ("a stamp", "an image")]
+    for file, age in zip(files, ages, strict=True):
+        if age is not None:
+            file.touch()
+            os.utime(file, ns=(0, age))
+    print_all = ["bash", "-c", '[ $# = 0 ] || printf " <%s>" "$@" > said', "program", sandbox.WARM]
+    warmth = sandbox.Warmth(stamp=str(files[0]), image=str(files[1]), options=["a b", "$c"])
+    commands = sandbox.Commands(start=print_all, scratch=f"{tmp_path}/hpk-0b4e", clean=["true"], warmth=warmth)
+    text = script.render(translate.job_plan(pod(), site=site(), directory=DIRECTORY, commands=commands))
+    subprocess.run(["bash", "-c", text], env=ENVIRONMENT, cwd=tmp_path, check=True)
+    found = tmp_path / "said"
+    assert (found.read_text().strip() if found.exists() else "") == said
 
 
 def test_what_killed_jobs_have_left_is_swept(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Files of hpk.sif that lie once more on the shared file system, where a node keeps them from pod to pod.
+
+Each mount of hpk.sif begins with an empty cache, so what a pod's start maps of Python and gRPC passes through
+squashfuse anew for every pod: 20 ms of CPU, and memory that is charged to the pod's job.  A plain file on the shared
+file system is in the node's own cache, once for all jobs.
+
+A copy is of one hpk.sif, whose time of change it bears.  The job's shell compares the two: without the copies, or with
+those of another hpk.sif, a sandbox starts all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from hpk import jobdir
+from hpk.network import sandbox
+
+LOG = structlog.get_logger(__name__)
+
+FILES: Final = ("usr/bin/python3.13", "opt/hpk/lib/grpc/_cython/cygrpc.*.so")
+"""Patterns, below the root of hpk.sif; the last one to be copied is the stamp, so that it tells of all."""
+
+
+def provide(directory: Path, *, image: Path, root: Path = Path("/")) -> sandbox.Warmth | None:
+    """Return the copies that jobs may bind, made if they are not there; None where that cannot be, as the log says.
+
+    Args:
+        directory: Of the copies; those of other images are removed.
+        image: hpk.sif, from which this program was started.
+        root: Where hpk.sif's own files are.
+    """
+    try:
+        changed_at = image.stat().st_mtime_ns
+        sources = [file for pattern in FILES for file in sorted(root.glob(pattern))]
+        if not sources:
+            return None  # beside a tree, as in tests
+        place = directory / str(changed_at)
+        _make(place)
+        for source in sources:
+            _copy(source, place / source.name, changed_at)
+        _remove_others(directory, place)
+    except OSError as error:
+        LOG.info("Pods start without copies of Python on the shared file system", error=str(error))
+        return None
+    binds = (sandbox.bind(str(place / source.name), f"/{source.relative_to(root)}", "ro") for source in sources)
+    stamp = str(place / sources[-1].name)
+    return sandbox.Warmth(stamp=stamp, image=str(image), options=list(itertools.chain(*binds)))
+
+
+def _make(place: Path) -> None:
+    jobdir.make_directory(str(place))
+    if os.statvfs(place).f_flag & os.ST_NOEXEC:
+        raise OSError(errno.EACCES, "no program may be run there", str(place))
+
+
+def _copy(source: Path, target: Path, changed_at: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        found = target.stat()
+        if (found.st_size, found.st_mtime_ns) == (source.stat().st_size, changed_at):
+            return
+    temporary = target.with_suffix(".new")  # of the only control plane that this directory has
+    try:
+        shutil.copyfile(source, temporary)
+        temporary.chmod(0o700)
+        os.utime(temporary, ns=(changed_at, changed_at))
+        temporary.rename(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_others(directory: Path, place: Path) -> None:
+    for other in directory.iterdir():
+        if other != place:
+            shutil.rmtree(other, ignore_errors=True)

@@ -1,0 +1,97 @@
+"""Copies of Python beside hpk.sif: whole, of the one hpk.sif, and never in a pod's way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hpk.network import sandbox, warm
+
+CHANGED_AT = 1_700_000_000_123_456_789
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The root of an hpk.sif."""
+    for name in ("usr/bin/python3.13", "opt/hpk/lib/grpc/_cython/cygrpc.cpython-313-x86_64-linux-gnu.so"):
+        file = tmp_path / "root" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(name)
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """An hpk.sif."""
+    file = tmp_path / "hpk.sif"
+    file.touch()
+    os.utime(file, ns=(0, CHANGED_AT))
+    return file
+
+
+def test_copies_are_the_user_s_own_and_as_old_as_their_image(tmp_path: Path, root: Path, image: Path) -> None:
+    """Each is bound over the file that it is a copy of."""
+    found = warm.provide(tmp_path / "warm", image=image, root=root)
+    assert found is not None
+    python, library = sorted((tmp_path / "warm" / str(CHANGED_AT)).iterdir(), reverse=True)
+    assert found == sandbox.Warmth(
+        stamp=str(library),
+        image=str(image),
+        options=[
+            *sandbox.bind(str(python), "/usr/bin/python3.13", "ro"),
+            *sandbox.bind(str(library), f"/opt/hpk/lib/grpc/_cython/{library.name}", "ro"),
+        ],
+    )
+    assert python.read_text() == "usr/bin/python3.13"
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (python, library, *python.parents[:2])} == {0o700}
+    assert {file.stat().st_mtime_ns for file in (python, library)} == {CHANGED_AT}
+
+
+def test_what_is_whole_is_not_copied_again(
+    tmp_path: Path, root: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was cut short is."""
+    first = warm.provide(tmp_path / "warm", image=image, root=root)
+    assert first is not None
+    Path(first.stamp).write_text("cut")
+    copied: list[str] = []
+    copy = shutil.copyfile
+    monkeypatch.setattr(shutil, "copyfile", lambda source, to: copied.append(source.name) or copy(source, to))
+    assert warm.provide(tmp_path / "warm", image=image, root=root) == first
+    assert copied == [Path(first.stamp).name]
+    assert Path(first.stamp).read_text().startswith("opt/")
+
+
+def test_copies_of_another_image_go(tmp_path: Path, root: Path, image: Path) -> None:
+    """A job that was made with them finds none, and starts without."""
+    before = warm.provide(tmp_path / "warm", image=image, root=root)
+    os.utime(image, ns=(0, CHANGED_AT + 1))
+    after = warm.provide(tmp_path / "warm", image=image, root=root)
+    assert before is not None
+    assert after is not None
+    assert (Path(before.stamp).exists(), Path(after.stamp).exists()) == (False, True)
+
+
+def test_where_they_cannot_be_pods_start_without(
+    tmp_path: Path, root: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, a file system that runs no programs, an image that is not seen, a program beside a tree."""
+
+    def full(_: object, to: Path) -> None:
+        to.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert warm.provide(tmp_path / "warm", image=image, root=tmp_path / "empty") is None
+    assert warm.provide(tmp_path / "warm", image=tmp_path / "none.sif", root=root) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+        assert warm.provide(tmp_path / "warm", image=image, root=root) is None
+    monkeypatch.setattr(shutil, "copyfile", full)
+    assert warm.provide(tmp_path / "warm", image=image, root=root) is None
+    assert [file for file in (tmp_path / "warm").rglob("*") if file.is_file()] == []
