@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 
-async def end(*tasks: asyncio.Task[Any]) -> None:
+async def end(*tasks: asyncio.Future[Any]) -> None:
     """Cancel the tasks and wait until they are over.
 
     Raises:

@@ -62,7 +62,12 @@ def test_what_is_whole_is_not_copied_again(
     Path(first.stamp).write_text("cut")
     copied: list[str] = []
     copy = shutil.copyfile
-    monkeypatch.setattr(shutil, "copyfile", lambda source, to: copied.append(source.name) or copy(source, to))
+
+    def noted(source: Path, to: Path) -> None:
+        copied.append(source.name)
+        copy(source, to)
+
+    monkeypatch.setattr(shutil, "copyfile", noted)
     assert warm.provide(tmp_path / "warm", image=image, root=root) == first
     assert copied == [Path(first.stamp).name]
     assert Path(first.stamp).read_text().startswith("opt/")
