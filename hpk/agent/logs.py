@@ -14,7 +14,6 @@ import os
 import queue
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
@@ -35,12 +34,11 @@ _KEPT_BYTES = 64 << 10
 """Of the log's end, in memory, for a termination message that falls back to it."""
 
 
-@dataclass(frozen=True)
 class Limits:
     """How much one run may log: so many files, and how large one grows (containerLogMaxFiles, containerLogMaxSize)."""
 
-    file_bytes: int = 10 << 20
-    files: int = 5
+    def __init__(self, file_bytes: int = 10 << 20, files: int = 5) -> None:
+        self.file_bytes, self.files = file_bytes, files
 
 
 class Framer:

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpk.agent import cgroup, supervise
@@ -34,21 +33,20 @@ _OWN = ("RssAnon:", "RssShmem:", "VmSwap:")
 _EXACT = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 
 
-@dataclass(eq=False)
 class Watched:
     """A container with a limit.
 
     Attributes:
         process: Its first process.
         tmpfs: File systems in memory that only it writes to.
+        members: Process ids, with the time of their start, by which an id that came again is told apart.
     """
 
-    process: int
-    limit_bytes: int
-    on_exceeded: Callable[[], None]
-    tmpfs: tuple[str, ...] = ()
-    members: dict[int, int] = field(default_factory=dict)
-    """Process ids, with the time of their start, by which an id that came again is told apart."""
+    def __init__(
+        self, process: int, limit_bytes: int, on_exceeded: Callable[[], None], tmpfs: tuple[str, ...] = ()
+    ) -> None:
+        self.process, self.limit_bytes, self.on_exceeded, self.tmpfs = process, limit_bytes, on_exceeded, tmpfs
+        self.members: dict[int, int] = {}
 
 
 class Watcher:

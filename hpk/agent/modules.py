@@ -10,13 +10,14 @@ Format: the length of the index in eight bytes, the index, the modules' code; bo
 
 from __future__ import annotations
 
+import _thread
 import marshal
 import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 LENGTH_BYTES = 8
 LAZY = frozenset(
     {
-        "ast", "base64", "locale", "textwrap", "tokenize",  # what asyncio's imports use of them is not for pods
-        "hpk.agent.httpget", "hpk.agent.sessions", "hpk.records",
+        # What asyncio, gRPC and protobuf use of them is not for pods.
+        "ast", "asyncio.sslproto", "base64", "inspect", "locale", "pkgutil", "random", "textwrap", "tokenize",
+        "google.protobuf.internal.python_message",
+        "hpk.agent.ephemeral", "hpk.agent.hooks", "hpk.agent.httpget", "hpk.agent.probes", "hpk.agent.sessions",
+        "hpk.link.sessions", "hpk.records",
     }
 )  # fmt: skip
 """Modules that most short pods never use.  They are loaded when they are first looked into."""
@@ -72,10 +76,6 @@ class Finder:
             return None
         file, is_package, _, length = found
         loader: Any = self if length else self._shared(name, file)
-        if name in LAZY:
-            from importlib.util import LazyLoader  # noqa: PLC0415 - nothing before the first container is lazy
-
-            loader = LazyLoader(loader)
         spec = self._spec(name, loader, origin=file, is_package=is_package)
         spec.has_location = True
         if is_package:
@@ -87,6 +87,52 @@ class Finder:
         del spec
 
     def exec_module(self, module: ModuleType) -> None:
+        """Run a module's code in it, or have that wait until something of it is asked for."""
+        if module.__name__ in LAZY:
+            assert module.__spec__ is not None
+            module.__spec__.loader_state = Load(self.run)
+            module.__class__ = Waiting
+        else:
+            self.run(module)
+
+    def run(self, module: ModuleType) -> None:
         """Run a module's code in it."""
         _, _, begin, length = self._index[module.__name__]
         exec(marshal.loads(os.pread(self._descriptor, length, self._begin + begin)), module.__dict__)  # noqa: S102, S302 - it is what an import does
+
+
+class Load:
+    """The one time that a waiting module's code is run, whichever thread comes first.
+
+    Args:
+        run: Runs it.
+    """
+
+    def __init__(self, run: Callable[[ModuleType], None]) -> None:
+        self._run, self._lock, self._has_begun = run, _thread.RLock(), False
+
+    def finish(self, module: ModuleType) -> None:
+        """Return when the code has been run, by whomever, or runs in this thread, whose own imports lead back here.
+
+        Raises:
+            BaseException: What the code raises; it is run again when the module is next looked into.
+        """
+        with self._lock:
+            if self._has_begun:
+                return
+            self._has_begun = True
+            try:
+                self._run(module)
+            except BaseException:
+                self._has_begun = False
+                raise
+            module.__class__ = type(sys)
+
+
+class Waiting(type(sys)):  # type: ignore[misc] # ModuleType, for which types would have to be imported
+    """A module that nobody has looked into; one of ``importlib.util.LazyLoader`` would be loaded by a second import."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Load the module, and return what it has by this name."""
+        self.__spec__.loader_state.finish(self)
+        return type(sys).__getattribute__(self, name)  # whatever class it has by now

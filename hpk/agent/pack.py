@@ -18,8 +18,8 @@ if __name__ == "__main__":
 
 from hpk.agent import modules
 
-START = ("hpk.agent.main", "importlib.util", "hpk.agent.rest", "hpk.link.client")
-"""What the agent imports, in its order; the second is for what is lazy."""
+START = ("hpk.agent.main", "hpk.agent.rest", "hpk.link.client")
+"""What the agent imports, in its order."""
 
 
 def pack(directory: str, names: tuple[str, ...] = START) -> bytes:

@@ -47,8 +47,9 @@ async def _run(start: main.Start) -> int:
     reaper = processes.Reaper(loop)
     surroundings = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop), job=box.job)
     the_pod = pod.Pod(surroundings, begun=start.begun)
-    loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
-    signals.listen(loop, the_pod, start.plan.get("warning"))
+    handlers = signals.Handlers(loop)
+    handlers.on(signal.SIGCHLD, reaper.reap)
+    signals.listen(handlers, the_pod, start.plan.get("warning"))
 
     def faulted(why: str) -> None:
         reporter.event("Warning", "AgentFault", why)
@@ -69,7 +70,7 @@ async def _run(start: main.Start) -> int:
     link.begin()
     sweeper = asyncio.create_task(_sweep(reaper, surroundings.memory.kills), name="sweep")
     wished = wishes.Wishes(box.places.pod.wish, the_pod, is_connected=lambda: link.is_connected)
-    loop.add_signal_handler(jobdir.END_SIGNAL, wished.signal)
+    handlers.on(jobdir.END_SIGNAL, wished.signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {jobdir.END_SIGNAL})
     looking = supervise.restarted(wished.watch, name="wishes", on_fault=faulted)
     wishing = asyncio.create_task(looking, name="wishes")

@@ -75,7 +75,7 @@ def test_without_the_file_modules_come_from_directories(library: Path, packed: P
 
 def test_the_agent_s_start_needs_no_other_file_of_python_s(packed: Path) -> None:
     """Every module but those that read the file, and what Python holds itself."""
-    packed.write_bytes(pack.pack(str(ROOT), pack.START[:3]))
+    packed.write_bytes(pack.pack(str(ROOT), pack.START[:2]))
     program = """
 first = set(sys.modules)
 import hpk.agent.main, hpk.agent.rest
@@ -88,13 +88,45 @@ print([name for name, one in list(sys.modules.items())
 
 def test_what_most_pods_never_use_is_loaded_when_it_is_used(packed: Path) -> None:
     """Each is a module that the start imports, and still waits to be loaded after it."""
-    packed.write_bytes(pack.pack(str(ROOT), pack.START[:3]))
+    packed.write_bytes(pack.pack(str(ROOT), pack.START[:2]))
     program = """
 import hpk.agent.main, hpk.agent.rest
-from importlib.util import _LazyModule
-ours = [name for name in modules.LAZY if name.startswith("hpk.")]
-print(len(ours), {type(sys.modules[name]) is _LazyModule for name in ours})
-from hpk.agent import httpget
-print(httpget.Failed.__name__, type(sys.modules["hpk.agent.httpget"]) is _LazyModule)
+waiting = {name for name, module in sys.modules.items() if type(module) is modules.Waiting}
+print(sorted(modules.LAZY & set(sys.modules) - waiting), len(waiting) > 8, "dataclasses" in sys.modules)
+import hpk.agent.httpget
+print(type(sys.modules["hpk.agent.httpget"]) is modules.Waiting)
+from hpk.agent.httpget import Failed
+print(Failed.__name__, type(sys.modules["hpk.agent.httpget"]) is modules.Waiting)
 """
-    assert started(program, ROOT, packed) == "3 {True}\nFailed False"
+    assert started(program, ROOT, packed).splitlines() == ["[] True False", "True", "Failed False"]
+
+
+def test_a_module_that_waits_is_run_once_whoever_comes_first(
+    tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads wait for the one that runs it; what it imports may import it; a failure is not remembered."""
+    (tmp_path / "waits.py").write_text("""
+import builtins
+builtins.runs = getattr(builtins, "runs", 0) + 1
+if runs == getattr(builtins, "broken", 0): raise OSError("the disk is away")
+import waits
+import time; time.sleep(0.05)
+VALUE = runs
+""")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    packed.write_bytes(pack.pack(str(tmp_path), ("waits",)))
+    program = """
+import builtins, threading
+builtins.broken, modules.LAZY = 1, frozenset({"waits"})
+import waits
+try:
+    waits.VALUE
+except OSError as error:
+    print(error)
+found = []
+threads = [threading.Thread(target=lambda: found.append(waits.VALUE)) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(set(found), runs, type(waits) is type(sys), getattr(waits, "other", None))
+"""
+    assert started(program, tmp_path, packed).splitlines() == ["the disk is away", "{2} 2 True None"]

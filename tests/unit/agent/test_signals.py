@@ -13,9 +13,11 @@ from hpk import jobdir
 from hpk.agent import signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from hpk import records
+
+    Listening = Callable[[records.Warning | None], "Pod"]
 
 
 class Pod:
@@ -51,14 +53,21 @@ def _handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def listening(plan: records.Warning | None) -> Pod:
-    """A pod whose signals are heard."""
-    pod = Pod()
-    signals.listen(asyncio.get_running_loop(), pod, plan)
-    return pod
+@pytest.fixture
+async def listening() -> AsyncIterator[Callable[[records.Warning | None], Pod]]:
+    """Makes a pod whose signals are heard."""
+    handlers = signals.Handlers(asyncio.get_running_loop())
+
+    def made(plan: records.Warning | None) -> Pod:
+        pod = Pod()
+        signals.listen(handlers, pod, plan)
+        return pod
+
+    yield made
+    handlers.close()
 
 
-async def test_slurm_s_warning_ends_the_pod_in_time() -> None:
+async def test_slurm_s_warning_ends_the_pod_in_time(listening: Listening) -> None:
     """The time limit is told apart from SIGTERM, which only says that the job ends."""
     pod = listening({"end_after": 0.0, "signal": None, "signal_after": 0.0})
     os.kill(os.getpid(), jobdir.WARNING_SIGNAL)
@@ -67,14 +76,14 @@ async def test_slurm_s_warning_ends_the_pod_in_time() -> None:
     await pod.until(["TimeLimit", "Signalled"])
 
 
-async def test_the_user_s_signal_comes_before_the_end() -> None:
+async def test_the_user_s_signal_comes_before_the_end(listening: Listening) -> None:
     """What --signal asks for goes to the containers, and the pod's end begins when it must."""
     pod = listening({"end_after": 0.05, "signal": signal.SIGUSR1, "signal_after": 0.0})
     os.kill(os.getpid(), jobdir.WARNING_SIGNAL)
     await pod.until([signal.SIGUSR1, "TimeLimit"])
 
 
-async def test_the_warning_is_no_echo_of_the_same_signal_from_the_user() -> None:
+async def test_the_warning_is_no_echo_of_the_same_signal_from_the_user(listening: Listening) -> None:
     """Whatever scancel has just sent, what --signal asks of Slurm arrives as well."""
     pod = listening({"end_after": None, "signal": signal.SIGUSR1, "signal_after": 0.0})
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -83,7 +92,7 @@ async def test_the_warning_is_no_echo_of_the_same_signal_from_the_user() -> None
     await pod.until([signal.SIGUSR1, signal.SIGUSR1])
 
 
-async def test_a_signal_that_was_asked_for_is_handed_on_and_ends_nothing() -> None:
+async def test_a_signal_that_was_asked_for_is_handed_on_and_ends_nothing(listening: Listening) -> None:
     """Once, though scancel --full reaches the agent by several ways."""
     pod = listening({"end_after": None, "signal": signal.SIGUSR1, "signal_after": 0.0})
     for _ in range(3):
