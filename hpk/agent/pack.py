@@ -41,7 +41,7 @@ def pack(directory: str, names: tuple[str, ...] = START) -> bytes:
     index: dict[str, tuple[str, bool, int, int]] = {}
     codes: list[bytes] = []
     begin = 0
-    for name in imported:
+    for name in sorted(imported, key=lambda name: name in modules.LAZY):  # what all pods read is one piece
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             continue
