@@ -12,11 +12,16 @@ COUNT = 12
 ROUNDS = 9
 """A round on a small machine differs from the next by a fifth."""
 REST_SECONDS = 10.0
-"""How long the cluster is watched at rest, to know what it does anyway."""
+"""How long the hosts are watched at rest, to know what they do anyway."""
+CONTROL_PLANE = ("etcd", "api-server", "controller-manager", "kubelet", "gateway")
+"""What has no part in a plain job: what it does meanwhile it does at rest, also while pods run."""
 
 
 def per_pod() -> list[dict[str, Any]]:
-    """CPU seconds of one of some pods at once, by part, without what the cluster does at rest."""
+    """CPU seconds of one of some pods at once, by part, without what the cluster does at rest.
+
+    Plain jobs and pods take turns.  What the control plane uses while plain jobs run is its rest.
+    """
     startup.bare_image()
     for name in ("probe.py", "short.py"):
         startup.put(name)
@@ -29,7 +34,10 @@ def per_pod() -> list[dict[str, Any]]:
         rest = {part: (now - before[part]) / REST_SECONDS for part, now in parts.seconds().items()}
         for _ in range(ROUNDS):
             for kind, found in arms.items():
-                found.append(_spent(parts, rest, kind))
+                seconds, used = _spent(parts, kind)
+                if kind == "direct":
+                    rest |= {part: used[part] / seconds for part in CONTROL_PLANE}
+                found.append({part: (used[part] - rest.get(part, 0.0) * seconds) / COUNT for part in used})
     pods, plain = ([sum(one.values()) for one in arms[kind]] for kind in ("pods", "direct"))
     details = {part: sum(one[part] for one in arms["pods"]) / ROUNDS for part in arms["pods"][0]}
     details |= {f"plain-{part}": sum(one[part] for one in arms["direct"]) / ROUNDS for part in ("nodes", "slurmctld")}
@@ -42,15 +50,13 @@ def _run(kind: str, count: int) -> float:
     return float(startup.client(*startup.JOB, *argv, seconds=400).stdout)
 
 
-def _spent(parts: shares.Shares, rest: dict[str, float], kind: str) -> dict[str, float]:
-    """CPU seconds of one of the jobs or pods, by part."""
+def _spent(parts: shares.Shares, kind: str) -> tuple[float, dict[str, float]]:
+    """Return how long the jobs or pods took, and the CPU seconds of all of them, by part."""
     began, before = time.monotonic(), parts.seconds()
     client = _run(kind, COUNT)
     _settle()
     after, seconds = parts.seconds(), time.monotonic() - began
-    found = {part: (after[part] - before[part] - rest[part] * seconds) / COUNT for part in after}
-    found["client"] = client / COUNT
-    return found
+    return seconds, {**{part: after[part] - before[part] for part in after}, "client": client}
 
 
 def _settle() -> None:
