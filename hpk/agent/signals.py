@@ -45,27 +45,39 @@ class Handlers:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._callbacks: dict[int, Callable[[], None]] = {}
+        self._due: set[int] = set()
         self._arrivals, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        loop.add_reader(self._arrivals, self._arrived)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)  # full, it wakes the loop just as well
+        loop.add_reader(self._arrivals, self._woken)
 
     def on(self, number: int, callback: Callable[..., None], *arguments: object) -> None:
         """Call back for this signal from now on."""
         self._callbacks[number] = functools.partial(callback, *arguments)
-        signal.signal(number, lambda *_: None)  # Python itself writes the number into the pipe
+        signal.signal(number, self._arrived)
         signal.siginterrupt(number, False)
 
     def close(self) -> None:
         """Call nothing back any more; the signals then do nothing."""
+        self._callbacks.clear()
         self.loop.remove_reader(self._arrivals)
         signal.set_wakeup_fd(-1)
         os.close(self._arrivals)
         os.close(self._wakeup)
 
-    def _arrived(self) -> None:
-        for number in os.read(self._arrivals, 4096):
-            if (callback := self._callbacks.get(number)) is not None:
-                callback()
+    def _woken(self) -> None:
+        os.read(self._arrivals, 4096)
+
+    def _arrived(self, number: int, _frame: object) -> None:
+        """Plan the callback: Python calls this between any two instructions, so it must not fail."""
+        if number not in self._due and not self.loop.is_closed():
+            self._due.add(number)
+            self.loop.call_soon(self._call, number)
+
+    def _call(self, number: int) -> None:
+        """Call one back by itself, so that one that fails keeps no other from being called."""
+        self._due.discard(number)
+        if (callback := self._callbacks.get(number)) is not None:
+            callback()
 
 
 def listen(handlers: Handlers, pod: Target, plan: records.Warning | None) -> None:

@@ -100,3 +100,53 @@ async def test_a_signal_that_was_asked_for_is_handed_on_and_ends_nothing(listeni
         await asyncio.sleep(0)
     os.kill(os.getpid(), signal.SIGTERM)
     await pod.until([signal.SIGUSR1, "Signalled"])
+
+
+async def test_a_callback_that_fails_keeps_no_other_signal_from_being_heard() -> None:
+    """Both have come before the loop could look."""
+    loop = asyncio.get_running_loop()
+    handlers = signals.Handlers(loop)
+    pod, failures = Pod(), []
+
+    def fail() -> None:
+        raise OSError("no processes are left")
+
+    loop.set_exception_handler(lambda _, context: failures.append(str(context["exception"])))
+    try:
+        handlers.on(signal.SIGUSR1, fail)
+        handlers.on(signal.SIGTERM, pod.end, "Signalled")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await pod.until(["Signalled"])
+    finally:
+        handlers.close()
+    assert failures == ["no processes are left"]
+
+
+async def test_no_signal_is_lost_behind_many_others() -> None:
+    """A pipe holds 65536 bytes, one for each signal; those of one number are one to the pod."""
+    handlers = signals.Handlers(asyncio.get_running_loop())
+    pod = Pod()
+    try:
+        handlers.on(signal.SIGUSR1, pod.signal, signal.SIGUSR1)
+        handlers.on(signal.SIGTERM, pod.end, "Signalled")
+        for _ in range(66000):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await pod.until([signal.SIGUSR1, "Signalled"])
+    finally:
+        handlers.close()
+
+
+def test_a_signal_after_the_loop_s_end_does_nothing() -> None:
+    """The agent has still its last words to write."""
+    loop = asyncio.new_event_loop()
+    handlers = signals.Handlers(loop)
+    pod = Pod()
+    handlers.on(signal.SIGUSR1, pod.end, "Signalled")
+    try:
+        loop.close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        handlers.close()
+    assert pod.told == []
