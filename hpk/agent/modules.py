@@ -132,7 +132,14 @@ class Load:
 class Waiting(type(sys)):  # type: ignore[misc] # ModuleType, for which types would have to be imported
     """A module that nobody has looked into; one of ``importlib.util.LazyLoader`` would be loaded by a second import."""
 
+    def __getattribute__(self, name: str) -> Any:
+        """Return what the module has by this name, once all of it is loaded; what the import itself set needs none."""
+        get = type(sys).__getattribute__
+        if not name.startswith("__"):
+            get(self, "__spec__").loader_state.finish(self)
+        return get(self, name)
+
     def __getattr__(self, name: str) -> Any:
-        """Load the module, and return what it has by this name."""
+        """Load the module for a name such as ``__all__``, and return what it has by it."""
         self.__spec__.loader_state.finish(self)
         return type(sys).__getattribute__(self, name)  # whatever class it has by now

@@ -130,3 +130,32 @@ for thread in threads: thread.join()
 print(set(found), runs, type(waits) is type(sys), getattr(waits, "other", None))
 """
     assert started(program, tmp_path, packed).splitlines() == ["the disk is away", "{2} 2 True None"]
+
+
+def test_no_thread_sees_half_of_a_module_that_waits(
+    tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one thread's run has defined already may need what it has not."""
+    (tmp_path / "waits.py").write_text("""
+import builtins
+def value(): return VALUE
+if begun := getattr(builtins, "begun", None):  # to pack is to import
+    begun.set()
+    import time; time.sleep(0.2)
+VALUE = 1
+__version__ = "2"
+""")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    packed.write_bytes(pack.pack(str(tmp_path), ("waits",)))
+    program = """
+import builtins, threading
+builtins.begun, modules.LAZY = threading.Event(), frozenset({"waits"})
+import waits
+print(waits.__name__, hasattr(waits, "__file__"), type(waits) is modules.Waiting)
+thread = threading.Thread(target=lambda: waits.value)
+thread.start()
+builtins.begun.wait()
+print(waits.value(), waits.__version__)
+thread.join()
+"""
+    assert started(program, tmp_path, packed).splitlines() == ["waits True True", "1 2"]
