@@ -70,6 +70,7 @@ async def serve(settings: config.Settings) -> None:
     Raises:
         errors.Fatal: Something that must run cannot; the text says what to do.
     """
+    image_changed_at = warm.changed_at(settings.image_file)  # a new one may take its place while this waits
     memory.few_arenas()
     memory.small_tls_buffers()
     with signals.caught() as stop:
@@ -77,7 +78,8 @@ async def serve(settings: config.Settings) -> None:
             running = outer.create_task(forever.forever("control plane", control_plane.run()), name="control plane")
             await _first(stop.wait(), control_plane.serving.wait())
             if stop.number is None:
-                kubelet = outer.create_task(_run_kubelet(settings, control_plane), name="kubelet")
+                running_kubelet = _run_kubelet(settings, control_plane, image_changed_at=image_changed_at)
+                kubelet = outer.create_task(running_kubelet, name="kubelet")
                 await stop.wait()
                 kubelet.cancel()  # also if it has not come up yet
                 await asyncio.wait([kubelet])
@@ -95,10 +97,12 @@ async def _first(*waits: Any) -> None:
             task.cancel()
 
 
-async def _run_kubelet(settings: config.Settings, control_plane: plane.ControlPlane) -> None:
+async def _run_kubelet(
+    settings: config.Settings, control_plane: plane.ControlPlane, *, image_changed_at: int | None
+) -> None:
     """Run the kubelet until cancelled."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-        await _start(settings, control_plane, stack=stack, group=group)
+        await _start(settings, control_plane, image_changed_at=image_changed_at, stack=stack, group=group)
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -112,7 +116,12 @@ async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
 
 
 async def _start(
-    settings: config.Settings, control_plane: plane.ControlPlane, *, stack: AsyncExitStack, group: asyncio.TaskGroup
+    settings: config.Settings,
+    control_plane: plane.ControlPlane,
+    *,
+    image_changed_at: int | None,
+    stack: AsyncExitStack,
+    group: asyncio.TaskGroup,
 ) -> None:
     """Make all services of the kubelet, and start them."""
     if settings.gateway is None:
@@ -133,7 +142,8 @@ async def _start(
     )
     await cluster.refresh()
 
-    warmth = await asyncio.to_thread(warm.provide, Path(settings.directory.warm), image=settings.image_file)
+    copies = Path(settings.directory.warm)
+    warmth = await asyncio.to_thread(warm.provide, copies, image=settings.image_file, changed_at=image_changed_at)
     launcher = sandbox.Launcher(settings, warmth=warmth, kill_wait_seconds=await cluster.kill_wait_seconds())
     made = Kubelet(
         settings, control_plane, kube=kubelet, history=binder_kube, cluster=cluster, site=site, launcher=launcher

@@ -29,16 +29,29 @@ FILES: Final = ("usr/bin/python3.13", "opt/hpk/lib/grpc/_cython/cygrpc.*.so")
 """Patterns, below the root of hpk.sif; the last one to be copied is the stamp, so that it tells of all."""
 
 
-def provide(directory: Path, *, image: Path, root: Path = Path("/")) -> sandbox.Warmth | None:
+def changed_at(image: Path) -> int | None:
+    """Return hpk.sif's time of change in nanoseconds, None if it is not seen.
+
+    To be asked for when the program starts: what replaces hpk.sif while it waits for Slurm has other files.
+    """
+    try:
+        return image.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def provide(directory: Path, *, image: Path, changed_at: int | None, root: Path = Path("/")) -> sandbox.Warmth | None:
     """Return the copies that jobs may bind, made if they are not there; None where that cannot be, as the log says.
 
     Args:
         directory: Of the copies; those of other images are removed.
         image: hpk.sif, from which this program was started.
+        changed_at: Its time of change at that start.
         root: Where hpk.sif's own files are.
     """
     try:
-        changed_at = image.stat().st_mtime_ns
+        if changed_at is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(image))
         sources = [file for pattern in FILES for file in sorted(root.glob(pattern))]
         if not sources:
             return None  # beside a tree, as in tests

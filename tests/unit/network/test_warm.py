@@ -37,7 +37,7 @@ def image(tmp_path: Path) -> Path:
 
 def test_copies_are_the_user_s_own_and_as_old_as_their_image(tmp_path: Path, root: Path, image: Path) -> None:
     """Each is bound over the file that it is a copy of."""
-    found = warm.provide(tmp_path / "warm", image=image, root=root)
+    found = warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root)
     assert found is not None
     python, library = sorted((tmp_path / "warm" / str(CHANGED_AT)).iterdir(), reverse=True)
     assert found == sandbox.Warmth(
@@ -57,7 +57,7 @@ def test_what_is_whole_is_not_copied_again(
     tmp_path: Path, root: Path, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was cut short is."""
-    first = warm.provide(tmp_path / "warm", image=image, root=root)
+    first = warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root)
     assert first is not None
     Path(first.stamp).write_text("cut")
     copied: list[str] = []
@@ -68,19 +68,27 @@ def test_what_is_whole_is_not_copied_again(
         copy(source, to)
 
     monkeypatch.setattr(shutil, "copyfile", noted)
-    assert warm.provide(tmp_path / "warm", image=image, root=root) == first
+    assert warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root) == first
     assert copied == [Path(first.stamp).name]
     assert Path(first.stamp).read_text().startswith("opt/")
 
 
 def test_copies_of_another_image_go(tmp_path: Path, root: Path, image: Path) -> None:
     """A job that was made with them finds none, and starts without."""
-    before = warm.provide(tmp_path / "warm", image=image, root=root)
-    os.utime(image, ns=(0, CHANGED_AT + 1))
-    after = warm.provide(tmp_path / "warm", image=image, root=root)
+    before = warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root)
+    after = warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT + 1, root=root)
     assert before is not None
     assert after is not None
     assert (Path(before.stamp).exists(), Path(after.stamp).exists()) == (False, True)
+
+
+def test_a_hpk_sif_that_was_replaced_meanwhile_has_no_copies(tmp_path: Path, root: Path, image: Path) -> None:
+    """They are of the one that this program was started from, as their time says; the new one has another Python."""
+    began = warm.changed_at(image)
+    os.utime(image, ns=(0, CHANGED_AT + 1))
+    found = warm.provide(tmp_path / "warm", image=image, changed_at=began, root=root)
+    assert found is not None
+    assert Path(found.stamp).stat().st_mtime_ns == CHANGED_AT
 
 
 def test_where_they_cannot_be_pods_start_without(
@@ -92,11 +100,12 @@ def test_where_they_cannot_be_pods_start_without(
         to.write_text("half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    assert warm.provide(tmp_path / "warm", image=image, root=tmp_path / "empty") is None
-    assert warm.provide(tmp_path / "warm", image=tmp_path / "none.sif", root=root) is None
+    assert warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=tmp_path / "empty") is None
+    unseen = tmp_path / "none.sif"
+    assert warm.provide(tmp_path / "warm", image=unseen, changed_at=warm.changed_at(unseen), root=root) is None
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
-        assert warm.provide(tmp_path / "warm", image=image, root=root) is None
+        assert warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root) is None
     monkeypatch.setattr(shutil, "copyfile", full)
-    assert warm.provide(tmp_path / "warm", image=image, root=root) is None
+    assert warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root) is None
     assert [file for file in (tmp_path / "warm").rglob("*") if file.is_file()] == []
