@@ -77,13 +77,16 @@ def _make(place: Path) -> None:
 def _copy(source: Path, target: Path, changed_at: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         found = target.stat()
-        if (found.st_size, found.st_mtime_ns) == (source.stat().st_size, changed_at):
+        is_whole = (found.st_size, found.st_mtime_ns) == (source.stat().st_size, changed_at)
+        if is_whole and os.access(target, os.R_OK | os.X_OK):
             return
     temporary = target.with_suffix(".new")  # of the only control plane that this directory has
     try:
         shutil.copyfile(source, temporary)
         temporary.chmod(0o700)
         os.utime(temporary, ns=(changed_at, changed_at))
+        if temporary.stat().st_mtime_ns != changed_at:  # no job would use it, and the next start would copy it anew
+            raise OSError(errno.ENOTSUP, "a file's time of change cannot be set exactly there", str(temporary))
         temporary.rename(target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import structlog.testing
 
 from hpk.network import sandbox, warm
 
@@ -56,7 +57,7 @@ def test_copies_are_the_user_s_own_and_as_old_as_their_image(tmp_path: Path, roo
 def test_what_is_whole_is_not_copied_again(
     tmp_path: Path, root: Path, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was cut short is."""
+    """What was cut short is, and what may not be run any more."""
     first = warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root)
     assert first is not None
     Path(first.stamp).write_text("cut")
@@ -71,6 +72,9 @@ def test_what_is_whole_is_not_copied_again(
     assert warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root) == first
     assert copied == [Path(first.stamp).name]
     assert Path(first.stamp).read_text().startswith("opt/")
+    Path(first.stamp).with_name("python3.13").chmod(0o600)  # as `chmod -R` leaves it
+    assert warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root) == first
+    assert copied == [Path(first.stamp).name, "python3.13"]
 
 
 def test_copies_of_another_image_go(tmp_path: Path, root: Path, image: Path) -> None:
@@ -89,6 +93,22 @@ def test_a_hpk_sif_that_was_replaced_meanwhile_has_no_copies(tmp_path: Path, roo
     found = warm.provide(tmp_path / "warm", image=image, changed_at=began, root=root)
     assert found is not None
     assert Path(found.stamp).stat().st_mtime_ns == CHANGED_AT
+
+
+def test_where_times_are_rounded_it_is_said_that_there_are_no_copies(
+    tmp_path: Path, root: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No job would find that they are of its hpk.sif."""
+    set_time = os.utime
+
+    def rounded(file: Path, *, ns: tuple[int, int]) -> None:
+        set_time(file, (ns[0] // 10**9, ns[1] // 10**9))
+
+    monkeypatch.setattr(os, "utime", rounded)
+    with structlog.testing.capture_logs() as logs:
+        assert warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=root) is None
+    assert "cannot be set exactly" in logs[0]["error"]
+    assert [file for file in (tmp_path / "warm").rglob("*") if file.is_file()] == []
 
 
 def test_where_they_cannot_be_pods_start_without(
