@@ -25,7 +25,7 @@ from hpk.network import sandbox
 
 LOG = structlog.get_logger(__name__)
 
-FILES: Final = ("usr/bin/python3.13", "opt/hpk/lib/grpc/_cython/cygrpc.*.so")
+FILES: Final = (sandbox.PYTHON[1:], f"{sandbox.LIBRARY[1:]}/grpc/_cython/cygrpc.*.so")
 """Patterns, below the root of hpk.sif; the last one to be copied is the stamp, so that it tells of all."""
 
 
@@ -52,9 +52,7 @@ def provide(directory: Path, *, image: Path, changed_at: int | None, root: Path 
     try:
         if changed_at is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(image))
-        sources = [file for pattern in FILES for file in sorted(root.glob(pattern))]
-        if not sources:
-            return None  # beside a tree, as in tests
+        sources = [file for pattern in FILES for file in _found(root, pattern)]
         place = directory / str(changed_at)
         _make(place)
         for source in sources:
@@ -66,6 +64,13 @@ def provide(directory: Path, *, image: Path, changed_at: int | None, root: Path 
     binds = (sandbox.bind(str(place / source.name), f"/{source.relative_to(root)}", "ro") for source in sources)
     stamp = str(place / sources[-1].name)
     return sandbox.Warmth(stamp=stamp, image=str(image), options=list(itertools.chain(*binds)))
+
+
+def _found(root: Path, pattern: str) -> list[Path]:
+    """Return the files of a pattern; where one has none, this program runs beside a tree, on another Python."""
+    if not (files := sorted(root.glob(pattern))):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"/{pattern}")
+    return files
 
 
 def _make(place: Path) -> None:

@@ -114,13 +114,19 @@ def test_where_times_are_rounded_it_is_said_that_there_are_no_copies(
 def test_where_they_cannot_be_pods_start_without(
     tmp_path: Path, root: Path, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk, a file system that runs no programs, an image that is not seen, a program beside a tree."""
+    """A full disk, a file system that runs no programs, an image that is not seen, a program beside a tree.
+
+    Beside a tree a host's own Python is none of the image's.
+    """
 
     def full(_: object, to: Path) -> None:
         to.write_text("half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     assert warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=tmp_path / "empty") is None
+    only_python = tmp_path / "host"
+    shutil.copytree(root / "usr", only_python / "usr")
+    assert warm.provide(tmp_path / "warm", image=image, changed_at=CHANGED_AT, root=only_python) is None
     unseen = tmp_path / "none.sif"
     assert warm.provide(tmp_path / "warm", image=unseen, changed_at=warm.changed_at(unseen), root=root) is None
     with monkeypatch.context() as patch:
