@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hpk.agent import pack
+from hpk.agent import modules, pack
 
 ROOT = Path(__file__).parents[3]
 
@@ -84,6 +85,11 @@ print([name for name, one in list(sys.modules.items())
     if name not in first and type(one) is type(sys) and isinstance(one.__spec__.loader, SourceFileLoader)])
 """
     assert started(program, ROOT, packed) == "[]"
+
+
+def test_each_module_that_may_wait_is_there() -> None:
+    """One that was renamed would be loaded by every pod again, and nobody would notice."""
+    assert [name for name in sorted(modules.LAZY) if importlib.util.find_spec(name) is None] == []
 
 
 def test_what_most_pods_never_use_is_loaded_when_it_is_used(packed: Path) -> None:
