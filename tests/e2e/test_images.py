@@ -172,3 +172,17 @@ def test_an_image_that_a_pod_uses_is_not_pruned(space: conftest.Namespace) -> No
     assert space.get("pod", "user")["metadata"]["uid"] in " ".join(kept["pods"])
     assert found["dryRun"] is True
     space.kubectl("delete", "pod", "user", "--wait=false")
+
+
+def test_nodes_keep_python_from_pod_to_pod(space: conftest.Namespace) -> None:
+    """Each sandbox has the copies beside hpk.sif in place of the image's own files."""
+    space.apply(pod("long", "${REGISTRY}/busybox:1", ["sleep", "600"]))
+    until(lambda: space.phase("long") == "Running")
+    uid = space.get("pod", "long")["metadata"]["uid"]
+    lines = cluster.shell("squeue -h --me -t R -o '%i %N %k'").splitlines()
+    job, node = next(line.split()[:2] for line in lines if uid in line)
+    look = f"cat /proc/$(pgrep -o -f '__main__.py job_id={job} ')/mountinfo"
+    mounts = [line.split()[3:5] for line in cluster.shell(look, user="root", host=node).splitlines()]
+    copied = {target: source for source, target in mounts if "/.hpk/warm/" in source}
+    assert sorted(name.rpartition("/")[2].partition(".")[0] for name in copied) == ["cygrpc", "python3"]
+    space.kubectl("delete", "pod", "long", "--wait=false")
