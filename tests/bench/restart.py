@@ -129,9 +129,10 @@ async def _measure(home: Path) -> dict[str, float]:
     uids = [world.create(f"p{number}") for number in range(PODS)]
     agents = []
     for number, uid in enumerate(uids):
-        _write(world, uid, number)
+        said = report(uid, str(number + 1))
+        _write(world, uid, number, said)
         certificate, key = link.authority().issue(uid)
-        agents.append({"uid": uid, "certificate": certificate.decode(), "key": key.decode(), "job": str(number + 1)})
+        agents.append({"uid": uid, "certificate": certificate.decode(), "key": key.decode(), "report": said})
     (home / "agents.json").write_text(json.dumps({"ca": link.authority().pem.decode(), "agents": agents}))
     with _dialling(home):
         await _until_adopted(world)  # the first kubelet: nothing has been told of the pods yet
@@ -166,7 +167,7 @@ async def _until_adopted(world: World, *, settle_seconds: float = 0.0) -> None:
         await background.end(running)
 
 
-def _write(world: World, uid: str, number: int) -> None:
+def _write(world: World, uid: str, number: int, said: dict[str, Any]) -> None:
     """What the pod's directory holds, and its job in Slurm."""
     directory = world.state.pod(uid)
     jobdir.make_directory(directory.root)
@@ -174,7 +175,7 @@ def _write(world: World, uid: str, number: int) -> None:
     jobdir.write_json(directory.plan, {"uid": uid, "containers": [container], "volumes": []})
     jobdir.write_json(directory.submission, {"job_id": str(number + 1), "submitted_at": time.time()})
     jobdir.write_bytes(directory.claim, str(number + 1).encode())
-    jobdir.write_json(directory.report, report(uid, str(number + 1)))
+    jobdir.write_json(directory.report, said)
     job = model.Job(id=str(number + 1), state=model.JobState.RUNNING, comment=uid, work_directory=directory.root)
     world.source.answer.append(job)
 
@@ -218,7 +219,7 @@ async def _dial(home: Path) -> None:
     for one in known["agents"]:
         made = link_client.LinkClient(
             uid=one["uid"],
-            job_id=one["job"],
+            job_id=one["report"]["job_id"],
             version="0",
             endpoint_file=str(home / "endpoint.json"),
             ca=known["ca"].encode(),
@@ -226,7 +227,7 @@ async def _dial(home: Path) -> None:
             key=one["key"].encode(),
             on_terminate=lambda _: None,
         )
-        made.publish(3, json.dumps(report(one["uid"], one["job"])).encode())
+        made.publish(one["report"]["sequence"], json.dumps(one["report"]).encode())
         made.start()
     await asyncio.to_thread(sys.stdin.read)
 
