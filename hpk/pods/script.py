@@ -23,7 +23,6 @@ _ENVIRONMENT = jinja2.Environment(
     lstrip_blocks=True,
     autoescape=False,  # noqa: S701 - shell, not HTML: every value goes through a quoting filter
 )
-_ENVIRONMENT.filters["word"] = shlex.quote
 
 
 def render(plan: model.JobPlan) -> str:
@@ -31,8 +30,8 @@ def render(plan: model.JobPlan) -> str:
     return _ENVIRONMENT.get_template("job.sh.j2").render(
         directives=[directive(name, value) for name, value in plan.directives.items()],
         prelude=plan.prelude,
-        sandbox=" ".join(shell_word(word) for word in plan.sandbox),
-        cleanup=" ".join(shell_word(word) for word in plan.cleanup),
+        sandbox=plan.sandbox,
+        cleanup=plan.cleanup,
         scratch=plan.scratch,
         signals=plan.signals,
         warmth=plan.warmth,
@@ -62,3 +61,6 @@ def shell_word(word: str) -> str:
     if "$HPK_SCRATCH" in word or word in sandbox.FACTS:
         return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`") + '"'
     return shlex.quote(word)
+
+
+_ENVIRONMENT.filters["word"] = shell_word
