@@ -11,20 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.agent import (
-    deadline,
-    hooks,
-    leftovers,
-    logs,
-    memory,
-    messages,
-    probes,
-    processes,
-    restarts,
-    runs,
-    supervise,
-    volumes,
-)
+from hpk.agent import deadline, hooks, leftovers, logs, memory, messages, probes, restarts, supervise
+from hpk.agent.boot import processes, runs, volumes
 
 if TYPE_CHECKING:
     from hpk import records

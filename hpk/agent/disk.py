@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpk import records
-    from hpk.agent import sandbox
+    from hpk.agent.boot import sandbox
 
 PERIOD_SECONDS = 10.0
 LEAST_REST = 20

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpk.agent import container, runs
+from hpk.agent import container
 
 if TYPE_CHECKING:
     from hpk import records
     from hpk.agent import pod
+    from hpk.agent.boot import runs
 
 
 class Ephemeral(container.Container):

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpk.agent import runs
+    from hpk.agent.boot import runs
 
 _ROUNDS = 20
 """Of looking for more: what is being killed may have had children meanwhile."""

@@ -11,7 +11,7 @@ import sys
 import time
 
 from hpk import jobdir, missing
-from hpk.agent import claim, linux, namespaces, output, processes, quickjson, runs, sandbox, volumes
+from hpk.agent.boot import claim, linux, namespaces, output, processes, quickjson, runs, sandbox, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

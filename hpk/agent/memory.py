@@ -19,10 +19,12 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from hpk.agent import cgroup, supervise
+from hpk.agent import supervise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from hpk.agent.boot import cgroup
 
 PERIOD_SECONDS = 0.25
 LEAST_REST = 20

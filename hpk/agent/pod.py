@@ -6,13 +6,14 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpk.agent import container, deadline, ephemeral, logs, memory, processes, report, runs, supervise
+from hpk.agent import container, deadline, ephemeral, logs, memory, report, supervise
+from hpk.agent.boot import processes, runs
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from hpk import records
-    from hpk.agent import cgroup, sandbox
+    from hpk.agent.boot import cgroup, sandbox
 
 MESSAGES = {
     "DeadlineExceeded": "Pod was active on the node longer than the specified deadline",

@@ -6,11 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.agent import claim, report
+from hpk.agent import report
+from hpk.agent.boot import claim
 
 if TYPE_CHECKING:
     from hpk import records
-    from hpk.agent import sandbox
+    from hpk.agent.boot import sandbox
 
 
 def refuse(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -> int:

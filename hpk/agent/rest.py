@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import hpk
 from hpk import jobdir
-from hpk.agent import disk, logs, pod, processes, report, sessions, signals, supervise, uplink, wishes
+from hpk.agent import disk, logs, pod, report, sessions, signals, supervise, uplink, wishes
+from hpk.agent.boot import processes
 from hpk.link import doorbell
 
 if TYPE_CHECKING:

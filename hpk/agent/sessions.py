@@ -11,7 +11,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from hpk.agent import consoles, descriptors, execs, forward, runs
+from hpk.agent import descriptors, execs, forward
+from hpk.agent.boot import consoles, runs
 from hpk.link import sessions
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ OPTIONS = ("--time=5", "--ntasks=1", "--cpus-per-task=1", "--mem=512M", "--job-n
 INSIDE = """
 import ctypes, json, os, sys
 sys.path.insert(0, "/opt/hpk/lib")
-from hpk.agent import linux, sandbox
+from hpk.agent.boot import linux, sandbox
 os.makedirs("/run/hpk/scratch/probe")
 linux.mount("tmpfs", "/run/hpk/scratch/probe", "tmpfs")
 os.close(os.open("/dev/fuse", os.O_RDWR))

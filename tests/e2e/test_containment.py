@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpk.agent import oci
+from hpk.agent.boot import oci
 from tests import cluster
 from tests.e2e import conftest
 

@@ -19,7 +19,7 @@ PENDING = {
     "hpk/agent/container.py",
     "hpk/agent/container.py: Container",
     "hpk/agent/logs.py",
-    "hpk/agent/oci.py: configuration",
+    "hpk/agent/boot/oci.py: configuration",
     "hpk/app.py",
     "hpk/app.py: _start",
     "hpk/app.py: Kubelet.__init__",

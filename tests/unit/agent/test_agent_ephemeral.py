@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import leftovers, oci, processes, runs, users
+from hpk.agent import leftovers
+from hpk.agent.boot import oci, processes, runs, users
 from tests.unit.agent import test_pod
-from tests.unit.agent.test_oci import plan as oci_plan
+from tests.unit.agent.boot.test_oci import plan as oci_plan
 
 if TYPE_CHECKING:
     import asyncio

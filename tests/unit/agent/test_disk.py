@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import disk, volumes
+from hpk.agent import disk
+from hpk.agent.boot import volumes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import claim, main, refuse, runs, sandbox
+from hpk.agent import main, refuse
+from hpk.agent.boot import claim, runs, sandbox
 
 ROOT = Path(__file__).parents[3]
 EXPENSIVE = {
@@ -175,7 +176,8 @@ def test_a_job_that_never_reported_is_refused_too(tmp_path: Path) -> None:
 
 LIMITED = """
 import resource, sys
-from hpk.agent import main, sandbox
+from hpk.agent import main
+from hpk.agent.boot import sandbox
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
 plan = {"version": 0, "network": "host"}
 start = main.begin(plan, sandbox.Facts([]), sandbox.Places(scratch=sys.argv[1]))

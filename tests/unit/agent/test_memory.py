@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.agent import cgroup, memory, supervise
+from hpk.agent import memory, supervise
+from hpk.agent.boot import cgroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from hpk.agent import linux, processes
+from hpk.agent.boot import linux, processes
 
 SQUASHFUSE = "/usr/bin/squashfuse_ll"
 FUSE_OVERLAY = "/usr/bin/fuse-overlayfs"

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hpk import records
-    from hpk.agent import users
+    from hpk.agent.boot import users
 
 # containerd's defaults (containerd/oci/spec.go): what a container may do without being asked about it.
 CAPABILITIES = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpk.agent import namespaces, sandbox
+from hpk.agent.boot import namespaces, sandbox
 
 ADDRESS: Any = {"ip": "10.244.3.7", "prefix_length": 16, "gateway": "10.244.0.1"}
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.agent import processes
+from hpk.agent.boot import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP, signal.SIGPIPE)
 
 
@@ -63,7 +63,7 @@ def test_a_program_that_is_not_there_is_named() -> None:
 def test_soft_limits_become_the_hard_ones() -> None:
     """A login shell's 1,024 open files are not the containers'; stack and core files are left alone."""
     code = (
-        "import resource as r; from hpk.agent import linux\n"
+        "import resource as r; from hpk.agent.boot import linux\n"
         "r.setrlimit(r.RLIMIT_NOFILE, (256, 512)); r.setrlimit(r.RLIMIT_CORE, (0, r.getrlimit(r.RLIMIT_CORE)[1]))\n"
         "linux.raise_limits()\n"
         "print(*r.getrlimit(r.RLIMIT_NOFILE), r.getrlimit(r.RLIMIT_CORE)[0])"

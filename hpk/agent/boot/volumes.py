@@ -12,7 +12,7 @@ import stat
 import time
 
 from hpk import jobdir
-from hpk.agent import inroot, linux
+from hpk.agent.boot import inroot, linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

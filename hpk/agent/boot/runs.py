@@ -12,14 +12,14 @@ import os
 import time
 
 from hpk import jobdir
-from hpk.agent import consoles, images, inroot, oci, processes, quickjson, users
+from hpk.agent.boot import consoles, images, inroot, oci, processes, quickjson, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from hpk import records
-    from hpk.agent import sandbox
+    from hpk.agent.boot import sandbox
 
 CRUN = "/usr/bin/crun"
 _LAUNCH_SECONDS = 2.0
@@ -147,7 +147,7 @@ def _seccomp(container: records.ContainerPlan) -> dict[str, Any] | None:
     """The filter that the container asks for; a ValueError where there can be none."""
     if container.get("seccomp_profile") != "RuntimeDefault":
         return None
-    from hpk.agent import seccomp  # noqa: PLC0415 - not before the first container of most pods
+    from hpk.agent.boot import seccomp  # noqa: PLC0415 - not before the first container of most pods
 
     return seccomp.runtime_default(oci.capabilities(container["add_capabilities"], container["drop_capabilities"]))
 

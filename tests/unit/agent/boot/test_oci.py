@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpk.agent import oci, quickjson, users
+from hpk.agent.boot import oci, quickjson, users
 
 if TYPE_CHECKING:
     from hpk import records

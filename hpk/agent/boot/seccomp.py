@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from hpk.agent import quickjson
+from hpk.agent.boot import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

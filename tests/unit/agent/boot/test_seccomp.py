@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpk.agent import images, oci, runs, seccomp
-from tests.unit.agent import test_oci
+from hpk.agent.boot import images, oci, runs, seccomp
+from tests.unit.agent.boot import test_oci
 
 DIGEST = "886ae167646b7e5db381ecf7c31e6de720a8e8da15cf3202fe1f67f424af2b75"
 

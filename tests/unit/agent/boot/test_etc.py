@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpk import jobdir
-from hpk.agent import etc, sandbox
+from hpk.agent.boot import etc, sandbox
 
 if TYPE_CHECKING:
     from hpk import records

@@ -12,14 +12,14 @@ import os
 import sys
 
 from hpk import jobdir
-from hpk.agent import linux, processes
+from hpk.agent.boot import linux, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
 _READY = b"."
-_LIBRARY = __file__.removesuffix("/hpk/agent/pause.py")
+_LIBRARY = __file__.removesuffix("/hpk/agent/boot/pause.py")
 
 
 def begin() -> int:
@@ -43,7 +43,7 @@ def begin() -> int:
 
 def command(told: int) -> list[str]:
     """The program, which says that it is ready on this descriptor."""
-    code = f"import sys; sys.path.append({_LIBRARY!r}); from hpk.agent import pause; pause.rest({told})"
+    code = f"import sys; sys.path.append({_LIBRARY!r}); from hpk.agent.boot import pause; pause.rest({told})"
     return [sys.executable, "-I", "-S", "-c", code]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpk.agent import inroot, volumes
+from hpk.agent.boot import inroot, volumes
 
 
 def make(tmp_path: Path, volume: dict[str, Any], **options: Any) -> volumes.Volumes:

@@ -9,9 +9,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from hpk.agent import output
+from hpk.agent.boot import output
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_a_full_disk_ends_nobody() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpk.agent import linux, pause, runs
+from hpk.agent.boot import linux, pause, runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,9 @@ def test_it_holds_nothing_and_only_sigkill_ends_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(linux, "unshare", lambda _flags: None)
     monkeypatch.setenv("SECRET", "x")
     command = pause.command
-    code = "import sys; sys.path.append({!r}); from hpk.agent import pause; pause._hide = lambda: None; pause.rest({})"
+    code = (
+        "import sys; sys.path.append({!r}); from hpk.agent.boot import pause as p; p._hide = lambda: None; p.rest({})"
+    )
     monkeypatch.setattr(pause, "command", lambda told: [*command(told)[:-1], code.format(pause._LIBRARY, told)])
     process = pause.begin()
     directory = Path(f"/proc/{process}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.agent import images
+from hpk.agent.boot import images
 
 if TYPE_CHECKING:
     from pathlib import Path

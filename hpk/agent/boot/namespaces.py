@@ -14,7 +14,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found] # signal itself brings enum, 3 ms
 import os
 
-from hpk.agent import linux, processes
+from hpk.agent.boot import linux, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 import sys
 
 from hpk import jobdir
-from hpk.agent import cgroup, etc, images, linux, volumes
+from hpk.agent.boot import cgroup, etc, images, linux, volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Sandbox:
         """
         linux.adopt_orphans()
         if self.plan.get("share_processes"):
-            from hpk.agent import pause  # noqa: PLC0415 - rare
+            from hpk.agent.boot import pause  # noqa: PLC0415 - rare
 
             self.pause = pause.begin()
         private = self.places.private

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpk.agent import claim
+from hpk.agent.boot import claim
 
 
 def test_the_first_job_has_the_pod(tmp_path: Path) -> None:

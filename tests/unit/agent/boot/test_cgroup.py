@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.agent import cgroup, linux, sandbox
+from hpk.agent.boot import cgroup, linux, sandbox
 
 if TYPE_CHECKING:
     from pathlib import Path
