@@ -8,7 +8,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from hpk.agent import descriptors
+from hpk.agent.life import descriptors
 from hpk.link import sessions
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         return 0
     facts = sandbox.Facts(arguments)
     if facts.restart_count > 0:
-        from hpk.agent import refuse  # noqa: PLC0415 - rare
+        from hpk.agent.life import refuse  # noqa: PLC0415 - rare
 
         return refuse.refuse(plan, facts, places)
     try:

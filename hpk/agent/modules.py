@@ -28,8 +28,8 @@ LAZY = frozenset(
         # What asyncio, gRPC and protobuf use of them is not for pods.
         "ast", "asyncio.sslproto", "base64", "inspect", "locale", "pkgutil", "random", "textwrap", "tokenize",
         "google.protobuf.internal.python_message",
-        "hpk.agent.ephemeral", "hpk.agent.hooks", "hpk.agent.httpget", "hpk.agent.probes", "hpk.agent.sessions",
-        "hpk.link.sessions", "hpk.records",
+        "hpk.agent.life.ephemeral", "hpk.agent.life.hooks", "hpk.agent.life.httpget", "hpk.agent.life.probes",
+        "hpk.agent.sessions", "hpk.link.sessions", "hpk.records",
     }
 )  # fmt: skip
 """Modules that most short pods never use.  They are loaded when they are first looked into."""

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import hpk
 from hpk import jobdir
-from hpk.agent import disk, logs, pod, report, sessions, signals, supervise, uplink, wishes
+from hpk.agent import sessions, uplink
 from hpk.agent.boot import processes
+from hpk.agent.life import disk, logs, pod, report, signals, supervise, wishes
 from hpk.link import doorbell
 
 if TYPE_CHECKING:
-    from hpk.agent import main, memory
+    from hpk.agent import main
+    from hpk.agent.life import memory
     from hpk.link import client
 
 DISK_SECONDS = 10.0

@@ -11,14 +11,15 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from hpk.agent import descriptors, execs, forward
+from hpk.agent import forward
 from hpk.agent.boot import consoles, runs
+from hpk.agent.life import descriptors, execs
 from hpk.link import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpk.agent import container, pod
+    from hpk.agent.life import container, pod
     from hpk.link import peer
 
 LINGER_SECONDS = 2.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hpk import records
-    from hpk.agent import report
+    from hpk.agent.life import report
     from hpk.link import client, doorbell
 
 QUIET_SECONDS = 0.25

@@ -16,9 +16,9 @@ REASON = "# long: "
 """Begins the comment with the reason why something is longer: docs/development.md."""
 PENDING = {
     # Each is to be cut; whoever cuts it removes its line.
-    "hpk/agent/container.py",
-    "hpk/agent/container.py: Container",
-    "hpk/agent/logs.py",
+    "hpk/agent/life/container.py",
+    "hpk/agent/life/container.py: Container",
+    "hpk/agent/life/logs.py",
     "hpk/agent/boot/oci.py: configuration",
     "hpk/app.py",
     "hpk/app.py: _start",
@@ -34,12 +34,12 @@ PENDING = {
 PENDING_CIRCLES = [
     ["hpk.agent.main", "hpk.agent.rest"],
     [
-        "hpk.agent.container",
-        "hpk.agent.ephemeral",
-        "hpk.agent.execs",
-        "hpk.agent.hooks",
-        "hpk.agent.pod",
-        "hpk.agent.probes",
+        "hpk.agent.life.container",
+        "hpk.agent.life.ephemeral",
+        "hpk.agent.life.execs",
+        "hpk.agent.life.hooks",
+        "hpk.agent.life.pod",
+        "hpk.agent.life.probes",
     ],
 ]
 

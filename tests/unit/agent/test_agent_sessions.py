@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import execs, logs, pod, report
 from hpk.agent import sessions as agent_sessions
 from hpk.agent.boot import processes, runs
+from hpk.agent.life import execs, logs, pod, report
 from hpk.link import peer, sessions
 from tests import background
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import main, refuse
+from hpk.agent import main
 from hpk.agent.boot import claim, runs, sandbox
+from hpk.agent.life import refuse
 
 ROOT = Path(__file__).parents[3]
 EXPENSIVE = {

@@ -99,10 +99,10 @@ def test_what_most_pods_never_use_is_loaded_when_it_is_used(packed: Path) -> Non
 import hpk.agent.main, hpk.agent.rest
 waiting = {name for name, module in sys.modules.items() if type(module) is modules.Waiting}
 print(sorted(modules.LAZY & set(sys.modules) - waiting), len(waiting) > 8, "dataclasses" in sys.modules)
-import hpk.agent.httpget
-print(type(sys.modules["hpk.agent.httpget"]) is modules.Waiting)
-from hpk.agent.httpget import Failed
-print(Failed.__name__, type(sys.modules["hpk.agent.httpget"]) is modules.Waiting)
+import hpk.agent.life.httpget
+print(type(sys.modules["hpk.agent.life.httpget"]) is modules.Waiting)
+from hpk.agent.life.httpget import Failed
+print(Failed.__name__, type(sys.modules["hpk.agent.life.httpget"]) is modules.Waiting)
 """
     assert started(program, ROOT, packed).splitlines() == ["[] True False", "True", "Failed False"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpk import records
-from hpk.agent import report as agent_report
+from hpk.agent.life import report as agent_report
 from hpk.kube import v1
 from hpk.pods import lastwords, model, status
 from tests.unit.pods.test_worker import report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import wishes
+from hpk.agent.life import wishes
 from tests import background
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import container, execs, logs, memory, pod, report, restarts
 from hpk.agent.boot import processes, runs, volumes
+from hpk.agent.life import container, execs, logs, memory, pod, report, restarts
 from tests import background
 
 if TYPE_CHECKING:

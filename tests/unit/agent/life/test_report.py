@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir, records
-from hpk.agent import report
+from hpk.agent.life import report
 
 if TYPE_CHECKING:
     from pathlib import Path

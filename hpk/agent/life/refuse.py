@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.agent import report
 from hpk.agent.boot import claim
+from hpk.agent.life import report
 
 if TYPE_CHECKING:
     from hpk import records

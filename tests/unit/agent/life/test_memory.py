@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.agent import memory, supervise
 from hpk.agent.boot import cgroup
+from hpk.agent.life import memory, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,12 +7,12 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpk.agent import execs, httpget, supervise
+from hpk.agent.life import execs, httpget, supervise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from hpk.agent import container, pod
+    from hpk.agent.life import container, pod
 
 AGENT = "kube-probe/1.37"
 Kind = Literal["Startup", "Readiness", "Liveness"]

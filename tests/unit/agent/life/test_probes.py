@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from hpk import pki
-from hpk.agent import hooks, httpget, probes
+from hpk.agent.life import hooks, httpget, probes
 from tests import background
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.agent import supervise
+from hpk.agent.life import supervise
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

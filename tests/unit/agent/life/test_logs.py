@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpk import jobdir
-from hpk.agent import logs, messages
+from hpk.agent.life import logs, messages
 
 AT = 1_476_317_289_669_794_202
 

@@ -19,7 +19,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from hpk.agent import supervise
+from hpk.agent.life import supervise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

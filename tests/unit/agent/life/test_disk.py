@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import disk
 from hpk.agent.boot import volumes
+from hpk.agent.life import disk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpk.agent import container
+from hpk.agent.life import container
 
 if TYPE_CHECKING:
     from hpk import records
-    from hpk.agent import pod
     from hpk.agent.boot import runs
+    from hpk.agent.life import pod
 
 
 class Ephemeral(container.Container):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from hpk.agent import execs, httpget, supervise
+from hpk.agent.life import execs, httpget, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpk.agent import container, pod
+    from hpk.agent.life import container, pod
 
 AGENT = "kube-lifecycle/1.37"
 

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpk.agent import container, deadline, ephemeral, logs, memory, report, supervise
 from hpk.agent.boot import processes, runs
+from hpk.agent.life import container, deadline, ephemeral, logs, memory, report, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

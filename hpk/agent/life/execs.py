@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hpk import jobdir
-from hpk.agent import descriptors
 from hpk.agent.boot import oci, processes, quickjson, runs
+from hpk.agent.life import descriptors
 
 if TYPE_CHECKING:
-    from hpk.agent import container, pod
     from hpk.agent.boot import consoles
+    from hpk.agent.life import container, pod
 
 MOST_OUTPUT = 10 * 1024
 """Bytes of output that are kept, as the kubelet's prober does."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import leftovers
 from hpk.agent.boot import oci, processes, runs, users
-from tests.unit.agent import test_pod
+from hpk.agent.life import leftovers
 from tests.unit.agent.boot.test_oci import plan as oci_plan
+from tests.unit.agent.life import test_pod
 
 if TYPE_CHECKING:
     import asyncio

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpk import jobdir
-from hpk.agent import signals
+from hpk.agent.life import signals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpk.agent import restarts
+from hpk.agent.life import restarts
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.agent import deadline, hooks, leftovers, logs, memory, messages, probes, restarts, supervise
 from hpk.agent.boot import processes, runs, volumes
+from hpk.agent.life import deadline, hooks, leftovers, logs, memory, messages, probes, restarts, supervise
 
 if TYPE_CHECKING:
     from hpk import records
-    from hpk.agent import pod
+    from hpk.agent.life import pod
 
 _KILLED = 137
 _SIGNAL = re.compile(r"(?:SIG)?([A-Z]+[12]?|[0-9]{1,2})([+-][0-9]{1,2})?")

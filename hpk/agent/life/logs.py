@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.agent import descriptors, supervise
+from hpk.agent.life import descriptors, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
