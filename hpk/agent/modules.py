@@ -29,7 +29,7 @@ LAZY = frozenset(
         "ast", "asyncio.sslproto", "base64", "inspect", "locale", "pkgutil", "random", "textwrap", "tokenize",
         "google.protobuf.internal.python_message",
         "hpk.agent.life.ephemeral", "hpk.agent.life.hooks", "hpk.agent.life.httpget", "hpk.agent.life.probes",
-        "hpk.agent.sessions", "hpk.link.sessions", "hpk.records",
+        "hpk.agent.serve.sessions", "hpk.link.sessions", "hpk.records",
     }
 )  # fmt: skip
 """Modules that most short pods never use.  They are loaded when they are first looked into."""

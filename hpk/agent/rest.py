@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import hpk
 from hpk import jobdir
-from hpk.agent import sessions, uplink
 from hpk.agent.boot import processes
 from hpk.agent.life import disk, logs, pod, report, signals, supervise, wishes
+from hpk.agent.serve import sessions, uplink
 from hpk.link import doorbell
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Commands inside a running container: in its namespaces, as its user, with its environment and working directory.
 
-For exec probes and hooks (:func:`execute`) and for ``kubectl exec`` (:mod:`hpk.agent.sessions`).
+For exec probes and hooks (:func:`execute`) and for ``kubectl exec`` (:mod:`hpk.agent.serve.sessions`).
 """
 
 from __future__ import annotations

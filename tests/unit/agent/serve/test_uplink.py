@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpk.agent import uplink
+from hpk.agent.serve import uplink
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

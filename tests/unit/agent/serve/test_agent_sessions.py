@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent import sessions as agent_sessions
 from hpk.agent.boot import processes, runs
 from hpk.agent.life import execs, logs, pod, report
+from hpk.agent.serve import sessions as agent_sessions
 from hpk.link import peer, sessions
 from tests import background
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 TIMEOUT = 60.0
-CRUN = Path(__file__).parents[2] / "fakes/crun.py"
+CRUN = Path(__file__).parents[3] / "fakes/crun.py"
 OUT, ERR = sessions.STDOUT, sessions.STDERR
 
 

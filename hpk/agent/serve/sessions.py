@@ -11,9 +11,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from hpk.agent import forward
 from hpk.agent.boot import consoles, runs
 from hpk.agent.life import descriptors, execs
+from hpk.agent.serve import forward
 from hpk.link import sessions
 
 if TYPE_CHECKING:
