@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 from hpk.agent import modules
 
-START = ("hpk.agent.main", "hpk.agent.rest", "hpk.link.client")
+START = ("hpk.agent.main", "hpk.agent.loop", "hpk.link.client")
 """What the agent imports, in its order."""
 
 

@@ -119,9 +119,9 @@ import sys
 sys.path.append("/opt/hpk/lib")
 from hpk.agent import modules
 modules.install(modules.path("/opt/hpk/lib"))
-import hpk.agent.main, hpk.agent.rest, hpk.link.client
+import hpk.agent.main, hpk.agent.loop, hpk.link.client
 loaders = {type(object.__getattribute__(sys.modules[name], "__spec__").loader).__name__
-    for name in ("asyncio", "hpk.agent.rest", "hpk.agent.main", "grpc", "hpk.link.client")}
+    for name in ("asyncio", "hpk.agent.loop", "hpk.agent.main", "grpc", "hpk.link.client")}
 print(loaders)
 """
     assert python(program) == "{'Finder'}"

@@ -32,7 +32,6 @@ PENDING = {
     "hpk/slurm/gateway.py",
 }
 PENDING_CIRCLES = [
-    ["hpk.agent.main", "hpk.agent.rest"],
     [
         "hpk.agent.life.container",
         "hpk.agent.life.ephemeral",

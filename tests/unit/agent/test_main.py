@@ -14,8 +14,8 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent import main
-from hpk.agent.boot import claim, runs, sandbox
-from hpk.agent.life import refuse
+from hpk.agent.boot import claim, runs, sandbox, steps
+from hpk.agent.life import requeued
 
 ROOT = Path(__file__).parents[3]
 EXPENSIVE = {
@@ -59,7 +59,7 @@ def container(name: str, kind: str = "app", **more: Any) -> Any:
 def test_only_what_may_run_first_runs_first(containers: list[Any], first: list[str]) -> None:
     """All apps at once, but one init container, and nothing past a postStart hook."""
     plan: Any = {"containers": containers}
-    assert [one["name"] for one in main.first_containers(plan)] == first
+    assert [one["name"] for one in steps.first_containers(plan)] == first
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ import sys
 sys.path.append({str(ROOT)!r})
 from hpk.agent import main
 with main.missing.Without(*main.spared({{"containers": []}})):
-    from hpk.agent import rest
+    from hpk.agent import loop
 from hpk.link import doorbell
 print(bool({{"ssl", "_ssl", "_hashlib"}} & set(sys.modules)), len(doorbell.key_of(b"a", "b")))
 assert doorbell._opened(doorbell._sealed(b"x", b"k"), b"k") == b"x"
@@ -137,7 +137,7 @@ def refused(directory: Path, old: dict[str, Any] | None) -> dict[str, Any]:
     places = sandbox.Places(pod=str(directory))
     if old is not None:
         jobdir.write_json(places.pod.report, old)
-    assert refuse.refuse(plan(), sandbox.Facts(["job_id=7", "restart_count=1"]), places) == 0
+    assert requeued.refuse(plan(), sandbox.Facts(["job_id=7", "restart_count=1"]), places) == 0
     report: dict[str, Any] = json.loads((directory / "report.json").read_text())
     return report
 
@@ -177,11 +177,10 @@ def test_a_job_that_never_reported_is_refused_too(tmp_path: Path) -> None:
 
 LIMITED = """
 import resource, sys
-from hpk.agent import main
-from hpk.agent.boot import sandbox
+from hpk.agent.boot import sandbox, steps
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
 plan = {"version": 0, "network": "host"}
-start = main.begin(plan, sandbox.Facts([]), sandbox.Places(scratch=sys.argv[1]))
+start = steps.begin(plan, sandbox.Facts([]), sandbox.Places(scratch=sys.argv[1]))
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], start.failure[0])
 """
 

@@ -79,7 +79,7 @@ def test_the_agent_s_start_needs_no_other_file_of_python_s(packed: Path) -> None
     packed.write_bytes(pack.pack(str(ROOT), pack.START[:2]))
     program = """
 first = set(sys.modules)
-import hpk.agent.main, hpk.agent.rest
+import hpk.agent.main, hpk.agent.loop
 from importlib.machinery import SourceFileLoader
 print([name for name, one in list(sys.modules.items())
     if name not in first and type(one) is type(sys) and isinstance(one.__spec__.loader, SourceFileLoader)])
@@ -96,7 +96,7 @@ def test_what_most_pods_never_use_is_loaded_when_it_is_used(packed: Path) -> Non
     """Each is a module that the start imports, and still waits to be loaded after it."""
     packed.write_bytes(pack.pack(str(ROOT), pack.START[:2]))
     program = """
-import hpk.agent.main, hpk.agent.rest
+import hpk.agent.main, hpk.agent.loop
 waiting = {name for name, module in sys.modules.items() if type(module) is modules.Waiting}
 print(sorted(modules.LAZY & set(sys.modules) - waiting), len(waiting) > 8, "dataclasses" in sys.modules)
 import hpk.agent.life.httpget

@@ -19,7 +19,7 @@ from hpk.agent.serve import sessions, uplink
 from hpk.link import doorbell
 
 if TYPE_CHECKING:
-    from hpk.agent import main
+    from hpk.agent.boot import steps
     from hpk.agent.life import memory
     from hpk.link import client
 
@@ -31,7 +31,7 @@ HURRIED_SECONDS = 1.0
 """The same when Slurm is about to kill the job, and the node is still to be cleaned."""
 
 
-def run(start: main.Start) -> int:
+def run(start: steps.Start) -> int:
     """Run the pod to its end; the exit code of the agent."""
     gc.freeze()
     gc.enable()
@@ -39,7 +39,7 @@ def run(start: main.Start) -> int:
         return runner.run(_run(start))
 
 
-async def _run(start: main.Start) -> int:
+async def _run(start: steps.Start) -> int:
     start.mark("asyncio")
     loop = asyncio.get_running_loop()
     box, facts = start.box, start.box.facts
@@ -98,7 +98,7 @@ async def _run(start: main.Start) -> int:
     return report.exit_code(reporter, start.plan, is_heard=is_heard)
 
 
-async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) -> None:
+async def _live(start: steps.Start, the_pod: pod.Pod, reporter: report.Reporter) -> None:
     if start.failure is None:
         for why in start.box.left_out:
             reporter.event("Warning", "DNSConfigForming", why)
@@ -111,7 +111,7 @@ async def _live(start: main.Start, the_pod: pod.Pod, reporter: report.Reporter) 
 
 
 async def _link(
-    start: main.Start, the_pod: pod.Pod, reporter: report.Reporter, surroundings: pod.Surroundings
+    start: steps.Start, the_pod: pod.Pod, reporter: report.Reporter, surroundings: pod.Surroundings
 ) -> client.LinkClient:
     """Dial the kubelet; the client runs on by itself."""
     # gRPC takes 0.2 s of CPU to import: in a thread, as containers may need the loop meanwhile.
@@ -137,7 +137,7 @@ async def _link(
     return link
 
 
-async def _acknowledged(link: uplink.Uplink, start: main.Start, reporter: report.Reporter) -> bool:
+async def _acknowledged(link: uplink.Uplink, start: steps.Start, reporter: report.Reporter) -> bool:
     """Stay until the kubelet has the last report, and clients the last output, but not for ever; whether it has."""
     if not os.path.exists(start.box.places.endpoint):  # noqa: ASYNC240 - one look
         return False
@@ -159,7 +159,7 @@ async def _sweep(reaper: processes.Reaper, kills: memory.Kills) -> None:
         kills.look()
 
 
-def _clean(start: main.Start) -> None:
+def _clean(start: steps.Start) -> None:
     """Leave nothing on the node: much of it belongs to subordinate ids, which the job script cannot remove."""
     try:
         start.box.close()
@@ -167,7 +167,7 @@ def _clean(start: main.Start) -> None:
         print(f"Cannot clean up: {error}", flush=True)  # noqa: T201 - the job's output is the log
 
 
-def _say_stages(start: main.Start) -> None:
+def _say_stages(start: steps.Start) -> None:
     """Where the time went, for whoever reads the job's output."""
     steps = " ".join(f"{name}={at:.3f}" for name, at in start.stages)
     print(f"stages {steps}", flush=True)  # noqa: T201 - the job's output is the log
