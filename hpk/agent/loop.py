@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import hpk
 from hpk import jobdir
 from hpk.agent.boot import processes
-from hpk.agent.life import disk, logs, pod, report, signals, supervise, wishes
+from hpk.agent.life import disk, logs, pod, podcontext, report, signals, supervise, wishes
 from hpk.agent.serve import sessions, uplink
 from hpk.link import doorbell
 
@@ -48,8 +48,8 @@ async def _run(start: steps.Start) -> int:
     )
     reporter = report.Reporter(first, path=box.places.pod.report)
     reaper = processes.Reaper(loop)
-    surroundings = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop), job=box.job)
-    the_pod = pod.Pod(surroundings, begun=start.begun)
+    context = podcontext.PodContext(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop), job=box.job)
+    the_pod = pod.Pod(context, begun=start.begun)
     handlers = signals.Handlers(loop)
     handlers.on(signal.SIGCHLD, reaper.reap)
     signals.listen(handlers, the_pod, start.plan.get("warning"))
@@ -61,7 +61,7 @@ async def _run(start: steps.Start) -> int:
     reporter.changed()
     life = asyncio.create_task(_live(start, the_pod, reporter), name="pod")
     loop.call_soon(reaper.reap)
-    linking = functools.partial(_link, start, the_pod, reporter, surroundings)
+    linking = functools.partial(_link, start, the_pod, reporter, context)
     link = uplink.Uplink(
         functools.partial(supervise.restarted, linking, name="link", on_fault=faulted),
         reporter=reporter,
@@ -71,7 +71,7 @@ async def _run(start: steps.Start) -> int:
         is_patient=uplink.is_patient(start.plan),
     )
     link.begin()
-    sweeper = asyncio.create_task(_sweep(reaper, surroundings.memory.kills), name="sweep")
+    sweeper = asyncio.create_task(_sweep(reaper, context.memory.kills), name="sweep")
     wished = wishes.Wishes(box.places.pod.wish, the_pod, is_connected=lambda: link.is_connected)
     handlers.on(jobdir.END_SIGNAL, wished.signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {jobdir.END_SIGNAL})
@@ -83,7 +83,7 @@ async def _run(start: steps.Start) -> int:
     measuring.cancel()
     wishing.cancel()
     reporter.finish()
-    surroundings.writer.close()
+    context.writer.close()
     cleaning = asyncio.create_task(asyncio.to_thread(_clean, start), name="clean")
     await reporter.settled(timeout_seconds=DISK_SECONDS)
     is_heard = await _acknowledged(link, start, reporter)
@@ -111,7 +111,7 @@ async def _live(start: steps.Start, the_pod: pod.Pod, reporter: report.Reporter)
 
 
 async def _link(
-    start: steps.Start, the_pod: pod.Pod, reporter: report.Reporter, surroundings: pod.Surroundings
+    start: steps.Start, the_pod: pod.Pod, reporter: report.Reporter, context: podcontext.PodContext
 ) -> client.LinkClient:
     """Dial the kubelet; the client runs on by itself."""
     # gRPC takes 0.2 s of CPU to import: in a thread, as containers may need the loop meanwhile.
@@ -127,7 +127,7 @@ async def _link(
         certificate=keys["certificate"].encode(),
         key=keys["key"].encode(),
         on_terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
-        on_session=sessions.Server(surroundings, the_pod).serve,
+        on_session=sessions.Server(context, the_pod).serve,
         on_start=the_pod.add,
         on_renew=start.box.renew_volumes,
         on_clock=the_pod.set_clock,

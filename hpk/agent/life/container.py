@@ -16,7 +16,7 @@ from hpk.agent.life import deadline, hooks, leftovers, logs, memory, messages, p
 
 if TYPE_CHECKING:
     from hpk import records
-    from hpk.agent.life import pod
+    from hpk.agent.life import podcontext
 
 _KILLED = 137
 _SIGNAL = re.compile(r"(?:SIG)?([A-Z]+[12]?|[0-9]{1,2})([+-][0-9]{1,2})?")
@@ -31,9 +31,9 @@ LOG_SECONDS = 2.0
 class Container:
     """A container of the pod."""
 
-    def __init__(self, plan: records.ContainerPlan, *, surroundings: pod.Surroundings) -> None:
+    def __init__(self, plan: records.ContainerPlan, *, context: podcontext.PodContext) -> None:
         self.plan = plan
-        self._all = surroundings
+        self._context = context
         self._number = 0
         self._back_off = restarts.BackOff()
         self._process = 0
@@ -61,7 +61,7 @@ class Container:
     @property
     def record(self) -> records.ContainerRecord:
         """Its part of the report."""
-        return self._all.reporter.report["containers"][self.plan["name"]]
+        return self._context.reporter.report["containers"][self.plan["name"]]
 
     @property
     def is_init(self) -> bool:
@@ -86,7 +86,7 @@ class Container:
                 ended = await self._run_once()
                 if ended is None:
                     return False
-                policy = self.plan["restart_policy"] or self._all.plan["restart_policy"]
+                policy = self.plan["restart_policy"] or self._context.plan["restart_policy"]
                 again = restarts.should_restart(policy, exit_code=ended["exit_code"], is_init=self.is_init)
                 again = again or (self._has_changed.is_set() and not self.is_init)
                 if not again or not await self._pause(ended):
@@ -105,7 +105,7 @@ class Container:
         seconds = self._back_off.pause_seconds(finished_at=time.monotonic())
         if seconds:
             name = self.plan["name"]
-            pod_name, pause = self._all.pod_name, restarts.duration(seconds)
+            pod_name, pause = self._context.pod_name, restarts.duration(seconds)
             self.record.update(
                 {
                     "state": "waiting",
@@ -116,14 +116,14 @@ class Container:
                 }
             )
             text = f"Back-off restarting failed container {name} in pod {pod_name}"
-            self._all.reporter.event("Warning", "BackOff", text, container=name)
-            self._all.reporter.changed()
+            self._context.reporter.event("Warning", "BackOff", text, container=name)
+            self._context.reporter.changed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await first_of(self._wants_stop, self._has_changed)
         if self._wants_stop.is_set():
             self.record.update({"state": "terminated", "reason": "", "message": "", "terminated": ended})
-            self._all.reporter.changed()
+            self._context.reporter.changed()
             return False
         self._back_off.restarted(at=time.monotonic())
         return True
@@ -135,18 +135,18 @@ class Container:
             self._has_changed.clear()
             begun = await self._begin_anew()
         else:
-            begun, self._begun = self._begun or begin(self._all, self.plan, self._number), None
+            begun, self._begun = self._begun or begin(self._context, self.plan, self._number), None
         while isinstance(begun, volumes.SubPathFailed):
             if not await self._wait_for_configuration(str(begun)):
                 return None
-            begun = begin(self._all, self.plan, self._number)
+            begun = begin(self._context, self.plan, self._number)
         if isinstance(begun, Exception):
             return self._failed(str(begun))
         try:
             return await self._run(begun)
         except Exception as error:  # noqa: BLE001 - a fault of ours is the end of this run, not of the pod
             why = supervise.fault(f"watch over container {self.plan['name']}", error)
-            if begun.process_id and self._all.reaper.is_running(begun.process_id):
+            if begun.process_id and self._context.reaper.is_running(begun.process_id):
                 os.kill(begun.process_id, 9)
             return self._failed(why)
 
@@ -154,11 +154,11 @@ class Container:
         """Say why the container cannot be configured, and wait a while; whether to try again."""
         record, name = self.record, self.plan["name"]
         if record["message"] != why:
-            self._all.reporter.event("Warning", "Failed", f"Error: {why}", container=name)
+            self._context.reporter.event("Warning", "Failed", f"Error: {why}", container=name)
         last = record["terminated"] or record["last_terminated"]
         waiting = {"state": "waiting", "reason": "CreateContainerConfigError", "message": why}
         record.update({**waiting, "terminated": None, "last_terminated": last})  # type: ignore[typeddict-item]
-        self._all.reporter.changed()
+        self._context.reporter.changed()
         self.has_launched.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONFIGURATION_SECONDS):
@@ -168,17 +168,17 @@ class Container:
     async def _run(self, begun: runs.Run) -> records.Terminated:
         file = self._log(begun)
         speaks = self.plan["termination_message_policy"] == messages.FALLBACK
-        capture = logs.Capture(begun.outputs, file=file, writer=self._all.writer, keeps_end=speaks)
+        capture = logs.Capture(begun.outputs, file=file, writer=self._context.writer, keeps_end=speaks)
         try:
             status = begun.created
             if status is None:
-                status = await self._all.reaper.wait(begun.starter, since=begun.begun)
+                status = await self._context.reaper.wait(begun.starter, since=begun.begun)
             if status != 0:
                 await capture.finish(timeout_seconds=LOG_SECONDS)
                 return self._failed(_runtime_message(begun))
             return await self._attend(begun, capture)
         finally:
-            self._all.retire(begun)
+            self._context.retire(begun)
 
     async def _begin_anew(self) -> runs.Run | Exception:
         """Begin the first run with a new image, which the pod may not have had."""
@@ -187,7 +187,7 @@ class Container:
             await self._mount()
         except OSError as error:
             return error
-        return begin(self._all, self.plan, self._number)
+        return begin(self._context, self.plan, self._number)
 
     async def _mount(self) -> None:
         """Mount the plan's image.
@@ -196,31 +196,31 @@ class Container:
             OSError: It is not in sight, or no process can be had.
         """
         file, offset = self.plan["image_file"], self.plan["image_offset"]
-        box = self._all.box
+        box = self._context.box
         if file.startswith(jobdir.SANDBOX_HOST + "/") and not os.path.exists(file):  # noqa: ASYNC240 - one look
             raise FileNotFoundError(
                 f"Cannot see the image {self.plan['image']} in this pod, which has no path of its node's"
                 " (a hostPath volume, or an image that is a SIF file)"
             )
-        async with self._all.mounting:  # two may need the same image
+        async with self._context.mounting:  # two may need the same image
             since = time.monotonic()
             box.images.start(file, offset=offset)
             if process := box.images.started(file, offset=offset):
-                status = await self._all.reaper.wait(process, since=since)
+                status = await self._context.reaper.wait(process, since=since)
                 box.images.settled(file, offset=offset, status=status)
 
     async def _attend(self, run: runs.Run, capture: logs.Capture) -> records.Terminated:
         """From the start of the process to its end."""
         if not run.process_id:
             try:
-                runs.launch(self._all.box, run)
+                runs.launch(self._context.box, run)
             except OSError as error:
                 await capture.finish(timeout_seconds=LOG_SECONDS)
                 return self._failed(str(error))
         capture.follow(run.outputs)  # a terminal is there only now
         self._process = run.process_id
         self.run, self.capture = run, capture
-        end = self._all.reaper.wait(self._process, since=run.begun)
+        end = self._context.reaper.wait(self._process, since=run.begun)
         self._is_down.clear()
         self.is_up.set()
         self._is_over_memory = self._was_killed = False
@@ -242,7 +242,7 @@ class Container:
             await asyncio.gather(*companions, return_exceptions=True)
         finished_at = time.time()
         if processes.exit_code(status) == _KILLED and not self._was_killed:
-            self._is_over_memory |= self._all.memory.kills.rose(since=run.kills_before)
+            self._is_over_memory |= self._context.memory.kills.rose(since=run.kills_before)
         await capture.finish(timeout_seconds=LOG_SECONDS)
         return self._ended(run, status, finished_at=finished_at, log=capture.end)
 
@@ -251,9 +251,9 @@ class Container:
         limit = self.plan.get("memory_limit")
         if not limit:
             return contextlib.nullcontext()
-        own = self._all.box.own_tmpfs(self.plan)
+        own = self._context.box.own_tmpfs(self.plan)
         one = memory.Watched(run.process_id, limit, self._exceed_memory, tmpfs=own)
-        return self._all.memory.watching(one)
+        return self._context.memory.watching(one)
 
     def _exceed_memory(self) -> None:
         self._is_over_memory = True
@@ -263,15 +263,15 @@ class Container:
         """What happens beside the process: the postStart hook, then the probes."""
         lifecycle = self.plan.get("lifecycle") or {}
         if hook := lifecycle.get("postStart"):
-            failure = await hooks.run(self._all, self, hook)
+            failure = await hooks.run(self._context, self, hook)
             if failure:
                 name = self.plan["name"]
-                self._all.reporter.event("Warning", "FailedPostStartHook", "PostStartHook failed", container=name)
+                self._context.reporter.event("Warning", "FailedPostStartHook", "PostStartHook failed", container=name)
                 print(f"container {name}: {failure}", flush=True)  # noqa: T201 - the job's output is the log
                 await self.restart("FailedPostStartHook")
                 return
         self.has_launched.set()
-        await supervise.restarted(lambda: probes.watch(self._all, self), name="probes", on_fault=self._faulted)
+        await supervise.restarted(lambda: probes.watch(self._context, self), name="probes", on_fault=self._faulted)
 
     # -- what probes find ---------------------------------------------------------------------------------------
 
@@ -279,24 +279,24 @@ class Container:
         """The startup probe has passed, or there is none."""
         self.record["started"] = True
         self.has_started.set()
-        self._all.reporter.changed()
+        self._context.reporter.changed()
 
     def set_ready(self, is_ready: bool) -> None:  # noqa: FBT001 - a setter
         """The readiness probe's word."""
         if self.record["ready"] != is_ready and self.is_running:
             self.record["ready"] = is_ready
-            self._all.reporter.changed()
+            self._context.reporter.changed()
 
     @property
     def may_restart(self) -> bool:
         """Whether a killed process would be followed by another."""
-        policy = self.plan["restart_policy"] or self._all.plan["restart_policy"]
+        policy = self.plan["restart_policy"] or self._context.plan["restart_policy"]
         return restarts.should_restart(policy, exit_code=137, is_init=self.is_init)
 
     async def restart(self, why: str, *, grace_seconds: float | None = None) -> None:
         """Kill the process with grace; its restart policy says what comes then."""
-        self._all.reporter.event("Normal", "Killing", why, container=self.plan["name"])
-        limit = deadline.Deadline(self._all.plan["grace_seconds"] if grace_seconds is None else grace_seconds)
+        self._context.reporter.event("Normal", "Killing", why, container=self.plan["name"])
+        limit = deadline.Deadline(self._context.plan["grace_seconds"] if grace_seconds is None else grace_seconds)
         await self._terminate(limit, turn=None)
 
     def change(self, plan: records.ContainerPlan) -> None:
@@ -310,14 +310,14 @@ class Container:
         self.record["image"] = plan["image"]
         self._back_off = restarts.BackOff()
         self._has_changed.set()
-        self._all.reporter.changed()
+        self._context.reporter.changed()
         self._restart_changed()
 
     def _restart_changed(self) -> None:
         """Restart a container that runs by an older plan, perhaps since it was begun before the change came."""
         if self._has_changed.is_set() and self.is_running and not self.is_init and not self._wants_stop.is_set():
             why = f"Container {self.plan['name']} definition changed, will be restarted"
-            self._all.in_background(self.restart(why))
+            self._context.in_background(self.restart(why))
 
     # -- stopping -----------------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class Container:
         while not self.is_done.is_set():
             if self.is_running:
                 name = self.plan["name"]
-                self._all.reporter.event("Normal", "Killing", f"Stopping container {name}", container=name)
+                self._context.reporter.event("Normal", "Killing", f"Stopping container {name}", container=name)
                 await self._terminate(limit, turn=turn)
                 await self.is_done.wait()
             elif not await limit.allows(self._is_running_or_done()):
@@ -354,18 +354,18 @@ class Container:
             await self._is_down.wait()
 
     async def _pre_stop(self, hook: dict[str, object]) -> None:
-        if failure := await hooks.run(self._all, self, hook):
+        if failure := await hooks.run(self._context, self, hook):
             name = self.plan["name"]
-            self._all.reporter.event("Warning", "FailedPreStopHook", "PreStopHook failed", container=name)
+            self._context.reporter.event("Warning", "FailedPreStopHook", "PreStopHook failed", container=name)
             print(f"container {name}: {failure}", flush=True)  # noqa: T201 - the job's output is the log
 
     def signal(self, number: int) -> None:
         """Send a signal to its process, if that lives."""
-        if self._process and self._all.reaper.is_running(self._process):
+        if self._process and self._context.reaper.is_running(self._process):
             os.kill(self._process, number)
 
     def _faulted(self, why: str) -> None:
-        self._all.reporter.event("Warning", "AgentFault", why, container=self.plan["name"])
+        self._context.reporter.event("Warning", "AgentFault", why, container=self.plan["name"])
 
     # -- the record ---------------------------------------------------------------------------------------------
 
@@ -373,10 +373,10 @@ class Container:
         name = self.plan["name"]
 
         def trouble(why: str) -> None:
-            self._all.reporter.event("Warning", "LogLost", why, container=name)
+            self._context.reporter.event("Warning", "LogLost", why, container=name)
 
-        limits = logs.Limits(**self._all.plan.get("log_limits", {}))
-        return logs.LogFile(self._all.box.places.pod.log(name, run.number), on_trouble=trouble, limits=limits)
+        limits = logs.Limits(**self._context.plan.get("log_limits", {}))
+        return logs.LogFile(self._context.box.places.pod.log(name, run.number), on_trouble=trouble, limits=limits)
 
     def _now_running(self, run: runs.Run) -> None:
         record, name = self.record, self.plan["name"]
@@ -397,9 +397,9 @@ class Container:
                 "container_id": run.id,
             }
         )
-        self._all.reporter.event("Normal", "Created", "Container created", container=name)
-        self._all.reporter.event("Normal", "Started", "Container started", container=name)
-        self._all.reporter.changed()
+        self._context.reporter.event("Normal", "Created", "Container created", container=name)
+        self._context.reporter.event("Normal", "Started", "Container started", container=name)
+        self._context.reporter.changed()
         if not has_startup:
             self.has_started.set()
 
@@ -433,7 +433,7 @@ class Container:
             "finished_at": now,
             "container_id": "",
         }
-        self._all.reporter.event("Warning", "Failed", f"Error: {why}", container=name)
+        self._context.reporter.event("Warning", "Failed", f"Error: {why}", container=name)
         self._terminated(terminated)
         return terminated
 
@@ -451,7 +451,7 @@ class Container:
                 "ready": self.is_init and terminated["exit_code"] == 0,
             }
         )
-        self._all.reporter.changed()
+        self._context.reporter.changed()
 
 
 async def first_of(*events: asyncio.Event) -> None:
@@ -465,11 +465,11 @@ async def first_of(*events: asyncio.Event) -> None:
 
 
 def begin(
-    surroundings: pod.Surroundings, plan: records.ContainerPlan, number: int, *, neighbour: runs.Run | None = None
+    context: podcontext.PodContext, plan: records.ContainerPlan, number: int, *, neighbour: runs.Run | None = None
 ) -> runs.Run | Exception:
     """Start crun, or say why that cannot be; a container's faults are its own, not the agent's."""
     try:
-        return runs.begin(surroundings.box, plan, number, neighbour=neighbour)
+        return runs.begin(context.box, plan, number, neighbour=neighbour)
     except (OSError, LookupError, ValueError, TypeError) as error:
         return error
 

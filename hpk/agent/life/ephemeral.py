@@ -9,7 +9,7 @@ from hpk.agent.life import container
 if TYPE_CHECKING:
     from hpk import records
     from hpk.agent.boot import runs
-    from hpk.agent.life import pod
+    from hpk.agent.life import podcontext
 
 
 class Ephemeral(container.Container):
@@ -19,17 +19,17 @@ class Ephemeral(container.Container):
         self,
         plan: records.ContainerPlan,
         *,
-        surroundings: pod.Surroundings,
+        context: podcontext.PodContext,
         target: container.Container | None = None,
     ) -> None:
         """Know what to run.
 
         Args:
             plan: Its restart policy is Never; it has no probes and no hooks.
-            surroundings: Of the pod.
+            context: Of the pod.
             target: Whose processes it shares.
         """
-        super().__init__(plan, surroundings=surroundings)
+        super().__init__(plan, context=context)
         self._target = target
 
     async def live(self) -> bool:
@@ -60,12 +60,12 @@ class Ephemeral(container.Container):
                 return None
         if self._wants_stop.is_set():
             return None
-        return container.begin(self._all, self.plan, 0, neighbour=self._target.run if self._target else None)
+        return container.begin(self._context, self.plan, 0, neighbour=self._target.run if self._target else None)
 
     async def _wait_for(self, target: container.Container) -> None:
         """Wait until it runs, will not run, or the pod ends; and say so."""
         name = target.plan["name"]
         why = f"Cannot share the processes of container {name} yet: it is not running"
         self.record.update({"reason": "CreateContainerError", "message": why})
-        self._all.reporter.changed()
+        self._context.reporter.changed()
         await container.first_of(target.is_up, target.is_done, self._wants_stop)

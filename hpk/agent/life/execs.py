@@ -1,6 +1,6 @@
 """Commands inside a running container: in its namespaces, as its user, with its environment and working directory.
 
-For exec probes and hooks (:func:`execute`) and for ``kubectl exec`` (:mod:`hpk.agent.serve.sessions`).
+For exec probes and hooks (:func:`execute`) and for ``kubectl exec`` (`hpk.agent.serve.sessions`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import asyncio
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpk import jobdir
 from hpk.agent.boot import oci, processes, quickjson, runs
 from hpk.agent.life import descriptors
 
 if TYPE_CHECKING:
+    from hpk import records
     from hpk.agent.boot import consoles
-    from hpk.agent.life import container, pod
+    from hpk.agent.life import podcontext
 
 MOST_OUTPUT = 10 * 1024
 """Bytes of output that are kept, as the kubelet's prober does."""
@@ -34,6 +35,16 @@ _REASONS = (
 _LINGER_SECONDS = 0.2
 """How long a probe's output is waited for, after the probe, if it left something in the background."""
 _MOST_PAUSE_SECONDS = 1.0
+
+
+class ExecTarget(Protocol):
+    """A container, as a command in it needs it."""
+
+    plan: records.ContainerPlan
+
+    @property
+    def run(self) -> runs.Run | None:
+        """The run whose process lives now."""
 
 
 class NotRunning(Exception):
@@ -56,7 +67,7 @@ class Command:
 
     def __init__(
         self,
-        surroundings: pod.Surroundings,
+        context: podcontext.PodContext,
         run: runs.Run,
         argv: list[str],
         *,
@@ -67,7 +78,7 @@ class Command:
         """Start it.
 
         Args:
-            surroundings: Of the pod.
+            context: Of the pod.
             run: The container's.
             argv: The program and its arguments.
             files: Its descriptor → ours; still ours to close.
@@ -86,7 +97,7 @@ class Command:
         pid_file = self._base + ".pid"
         try:
             starter = processes.spawn(
-                runs.exec_argv(surroundings.box, run, process_file=self._base, pid_file=pid_file, console=console),
+                runs.exec_argv(context.box, run, process_file=self._base, pid_file=pid_file, console=console),
                 files=files,
             )
         except OSError:
@@ -94,8 +105,8 @@ class Command:
             raise
         # It inherits from crun to be what a shortage of memory kills, before the agent.
         with contextlib.suppress(OSError), open(f"/proc/{starter}/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(str(surroundings.box.oom_score))
-        self.ended: asyncio.Future[Any] = surroundings.reaper.wait(starter, since=since)
+            file.write(str(context.box.oom_score))
+        self.ended: asyncio.Future[Any] = context.reaper.wait(starter, since=since)
         """crun's raw status, when it has ended."""
 
     async def has_begun(self) -> bool:
@@ -142,8 +153,8 @@ class Command:
 
 
 async def execute(
-    surroundings: pod.Surroundings,
-    target: container.Container,
+    context: podcontext.PodContext,
+    target: ExecTarget,
     argv: list[str],
     *,
     timeout_seconds: float | None = None,
@@ -160,8 +171,8 @@ async def execute(
     ours, theirs = os.pipe()
     null = os.open("/dev/null", os.O_RDONLY)
     try:
-        filled = [surroundings.box.fill(word) for word in argv]
-        command = Command(surroundings, run, filled, files={0: null, 1: theirs, 2: theirs})
+        filled = [context.box.fill(word) for word in argv]
+        command = Command(context, run, filled, files={0: null, 1: theirs, 2: theirs})
     except OSError as error:
         os.close(ours)
         raise NotRunning(str(error)) from error
@@ -176,7 +187,7 @@ async def execute(
             await asyncio.wait({output.task}, timeout=_LINGER_SECONDS)
             return code, output.data.decode("utf-8", "replace")
     finally:
-        surroundings.in_background(command.kill())
+        context.in_background(command.kill())
         await output.close()
 
 

@@ -10,31 +10,31 @@ from hpk.agent.life import execs, httpget, supervise
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpk.agent.life import container, pod
+    from hpk.agent.life import podcontext
 
 AGENT = "kube-lifecycle/1.37"
 
 
-async def run(surroundings: pod.Surroundings, target: container.Container, hook: Mapping[str, Any]) -> str:
+async def run(context: podcontext.PodContext, target: execs.ExecTarget, hook: Mapping[str, Any]) -> str:
     """Run a hook to its end; empty if it succeeded, else why not, in the kubelet's words.
 
     It has no timeout of its own: whoever stops the container cancels it.
     """
-    name, pod_name = target.plan["name"], surroundings.pod_name
+    name, pod_name = target.plan["name"], context.pod_name
     try:
         if action := hook.get("exec"):
-            code, output = await execs.execute(surroundings, target, list(action.get("command") or []))
+            code, output = await execs.execute(context, target, list(action.get("command") or []))
             if code != 0:
                 failure = f"command exited with {code}, message: {output!r}"
                 return f"Exec lifecycle hook for Container {name!r} in Pod {pod_name!r} failed - error: {failure}"
         elif action := hook.get("httpGet"):
             ports = target.plan.get("ports") or {}
-            await httpget.get(action, pod_ip=surroundings.box.pod_ip, ports=ports, agent=AGENT)
+            await httpget.get(action, pod_ip=context.box.pod_ip, ports=ports, agent=AGENT)
         elif action := hook.get("sleep"):
             await asyncio.sleep(float(action.get("seconds") or 0))
         elif action := hook.get("tcpSocket"):
             port = httpget.resolve_port(action["port"], target.plan.get("ports") or {})
-            _, writer = await httpget.connect(action.get("host") or surroundings.box.pod_ip, port)
+            _, writer = await httpget.connect(action.get("host") or context.box.pod_ip, port)
             writer.close()
     except Exception as error:  # noqa: BLE001 - whatever the container answers, a hook that cannot be run has failed
         if not isinstance(error, (execs.NotRunning, httpget.Failed, LookupError, OSError)):

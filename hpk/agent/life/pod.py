@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hpk.agent.boot import processes, runs
-from hpk.agent.life import container, deadline, ephemeral, logs, memory, report, supervise
+from hpk.agent.life import container, deadline, ephemeral, report, supervise
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from hpk import records
-    from hpk.agent.boot import cgroup, sandbox
+    from hpk.agent.boot import runs
+    from hpk.agent.life import podcontext
 
 MESSAGES = {
     "DeadlineExceeded": "Pod was active on the node longer than the specified deadline",
@@ -28,54 +26,12 @@ _KILL_MARGIN_SECONDS = 2.5
 """Kept from Slurm's KillWait for the last report and for cleaning."""
 
 
-class Surroundings:
-    """What every container of the pod needs; made once."""
-
-    def __init__(
-        self,
-        box: sandbox.Sandbox,
-        *,
-        reporter: report.Reporter,
-        reaper: processes.Reaper,
-        writer: logs.Writer,
-        job: cgroup.MemoryCgroup | None = None,
-    ) -> None:
-        self.box = box
-        self.plan = box.plan
-        self.reporter = reporter
-        self.reaper = reaper
-        self.writer = writer
-        self.memory = memory.Watcher(job=job)
-        self.is_stopping = asyncio.Event()
-        self.mounting = asyncio.Lock()
-        plan = box.plan
-        self.pod_name = f"{plan['name']}_{plan['namespace']}({plan['uid']})"
-        self._background: set[asyncio.Task[None]] = set()
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done that nobody waits for."""
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    def retire(self, run: runs.Run | Exception) -> None:
-        """Remove what a run that has ended left behind, when there is time for it."""
-        if not isinstance(run, Exception):
-            runs.close_stdin(run)  # here and not in the thread: sessions close it too
-            try:
-                asyncio.get_running_loop().run_in_executor(None, runs.clean, run)
-            except RuntimeError as error:  # the pod has all threads that are to be had; at its end all is removed
-                print(f"Cannot remove {run.root_directory} now: {error}", flush=True)  # noqa: T201 - the job's output
-
-
 class Pod:
     """All containers, and the wish to end them."""
 
-    def __init__(self, surroundings: Surroundings, *, begun: dict[str, runs.Run | Exception]) -> None:
-        self._all = surroundings
-        self._containers = [
-            container.Container(plan, surroundings=surroundings) for plan in surroundings.plan["containers"]
-        ]
+    def __init__(self, context: podcontext.PodContext, *, begun: dict[str, runs.Run | Exception]) -> None:
+        self._context = context
+        self._containers = [container.Container(plan, context=context) for plan in context.plan["containers"]]
         for one in self._containers:
             if one.plan["name"] in begun:
                 one.adopt(begun[one.plan["name"]])
@@ -97,12 +53,12 @@ class Pod:
             return
         if self.find(name) or self._limit is not None or not self._has_begun:
             return
-        reporter = self._all.reporter
+        reporter = self._context.reporter
         reporter.report["containers"][name] = report.waiting("ContainerCreating") | {"image_id": plan["image_id"]}
         reporter.changed()
         # Where all processes are shared there is none to wait for.
-        target = None if self._all.plan.get("share_processes") else self.find(plan.get("target", ""))
-        one = ephemeral.Ephemeral(plan, surroundings=self._all, target=target)
+        target = None if self._context.plan.get("share_processes") else self.find(plan.get("target", ""))
+        one = ephemeral.Ephemeral(plan, context=self._context, target=target)
         self._containers.append(one)
         self._start(one)
 
@@ -117,7 +73,7 @@ class Pod:
         try:
             if await self._initialize():
                 await self._run_apps()
-            await self._stop(self._limit or deadline.Deadline(self._all.plan["grace_seconds"]))
+            await self._stop(self._limit or deadline.Deadline(self._context.plan["grace_seconds"]))
             await asyncio.gather(*self._tasks.values())
         finally:
             if self._timer:
@@ -126,17 +82,17 @@ class Pod:
 
     def end(self, reason: str, *, message: str = "", grace_seconds: float | None = None) -> None:
         """End the pod; said again, it may only shorten the grace. The first reason stays."""
-        plan, reporter = self._all.plan, self._all.reporter
+        plan, reporter = self._context.plan, self._context.reporter
         grace = float(plan["grace_seconds"] if grace_seconds is None else grace_seconds)
         if reason == "Signalled":
-            grace = min(grace, max(1.0, self._all.box.facts.kill_wait_seconds - _KILL_MARGIN_SECONDS))
+            grace = min(grace, max(1.0, self._context.box.facts.kill_wait_seconds - _KILL_MARGIN_SECONDS))
         if self._limit is not None:
             self._limit.shorten(grace)
             return
         self._limit = deadline.Deadline(grace)
         reporter.report["ended"] = {"reason": reason, "message": message or MESSAGES.get(reason, "")}
         reporter.changed()
-        self._all.is_stopping.set()
+        self._context.is_stopping.set()
         for one in self._containers:
             one.do_not_restart()
 
@@ -145,7 +101,7 @@ class Pod:
         if self._timer:
             self._timer.cancel()
             self._set_timer(ahead_seconds)
-        return self._all.reporter.set_clock(ahead_seconds)
+        return self._context.reporter.set_clock(ahead_seconds)
 
     def signal(self, number: int) -> None:
         """Send a signal to the first process of each container that runs."""
@@ -155,11 +111,11 @@ class Pod:
 
     def evict(self, message: str) -> None:
         """End the pod for what it takes of the disk, as quickly as the kubelet does."""
-        self._all.reporter.event("Warning", "Evicted", message)
+        self._context.reporter.event("Warning", "Evicted", message)
         self.end("Evicted", message=message, grace_seconds=EVICTION_SECONDS)
 
     def _set_timer(self, ahead_seconds: float | None) -> None:
-        at = self._all.plan["deadline_at"]
+        at = self._context.plan["deadline_at"]
         if at is None:
             return
         left = at + (ahead_seconds or 0.0) - time.time()
@@ -178,7 +134,7 @@ class Pod:
                     return False
             else:
                 await self._unless_stopping(one.has_started)
-            if self._all.is_stopping.is_set():
+            if self._context.is_stopping.is_set():
                 return False
         return True
 
@@ -188,7 +144,7 @@ class Pod:
             self._start(one)
             if (one.plan.get("lifecycle") or {}).get("postStart"):
                 await self._unless_stopping(one.has_launched)
-            if self._all.is_stopping.is_set():
+            if self._context.is_stopping.is_set():
                 return
         for one in self._apps:
             await self._unless_stopping(one.is_done)
@@ -204,12 +160,12 @@ class Pod:
         except Exception as error:  # noqa: BLE001 - as it says
             name = one.plan["name"]
             why = supervise.fault(f"life of container {name}", error)
-            self._all.reporter.event("Warning", "AgentFault", why, container=name)
+            self._context.reporter.event("Warning", "AgentFault", why, container=name)
             return False
 
     async def _unless_stopping(self, event: asyncio.Event) -> None:
         """Wait for it, or for the wish to end the pod."""
-        await container.first_of(event, self._all.is_stopping)
+        await container.first_of(event, self._context.is_stopping)
 
     async def _stop(self, limit: deadline.Deadline) -> None:
         """Stop what runs: apps, init and ephemeral containers at once, then sidecars from last to first."""

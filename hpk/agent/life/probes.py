@@ -5,17 +5,38 @@ from __future__ import annotations
 import asyncio
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hpk.agent.life import execs, httpget, supervise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from hpk.agent.life import container, pod
+    from hpk.agent.life import podcontext
 
 AGENT = "kube-probe/1.37"
 Kind = Literal["Startup", "Readiness", "Liveness"]
+
+
+class ProbeTarget(execs.ExecTarget, Protocol):
+    """A container, as its probes need it."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether a killed process would be followed by another."""
+
+    def set_started(self) -> None:
+        """Take note that the startup probe has passed, or that there is none."""
+
+    def set_ready(self, is_ready: bool) -> None:  # noqa: FBT001 - a setter
+        """Take note of what the readiness probe says."""
+
+    async def restart(self, why: str, *, grace_seconds: float | None = None) -> None:
+        """Kill the process with grace; its restart policy says what comes then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +77,15 @@ class Verdict:
         return is_success if self._count >= needed else None
 
 
-async def watch(surroundings: pod.Surroundings, target: container.Container) -> None:
+async def watch(context: podcontext.PodContext, target: ProbeTarget) -> None:
     """Probe a container that has just started, for as long as it runs; cancelled when it ends."""
     plan = target.plan
 
     def faulted(why: str) -> None:
-        surroundings.reporter.event("Warning", "AgentFault", why, container=plan["name"])
+        context.reporter.event("Warning", "AgentFault", why, container=plan["name"])
 
     if startup := plan.get("startup_probe"):
-        work = functools.partial(_startup, surroundings, target, startup)
+        work = functools.partial(_startup, context, target, startup)
         if not await supervise.restarted(work, name="startup probe", on_fault=faulted):
             return
     elif plan["kind"] != "init":
@@ -74,15 +95,15 @@ async def watch(surroundings: pod.Surroundings, target: container.Container) -> 
         target.set_ready(True)
     async with asyncio.TaskGroup() as group:
         if readiness:
-            asking = functools.partial(_readiness, surroundings, target, readiness)
+            asking = functools.partial(_readiness, context, target, readiness)
             group.create_task(supervise.restarted(asking, name="readiness probe", on_fault=faulted))
         if liveness:
-            asking = functools.partial(_liveness, surroundings, target, liveness)
+            asking = functools.partial(_liveness, context, target, liveness)
             group.create_task(supervise.restarted(asking, name="liveness probe", on_fault=faulted))
 
 
-async def _startup(surroundings: pod.Surroundings, target: container.Container, probe: dict[str, Any]) -> bool:
-    async for is_good in _states(surroundings, target, probe, "Startup"):
+async def _startup(context: podcontext.PodContext, target: ProbeTarget, probe: dict[str, Any]) -> bool:
+    async for is_good in _states(context, target, probe, "Startup"):
         if is_good:
             target.set_started()
             return True
@@ -91,19 +112,19 @@ async def _startup(surroundings: pod.Surroundings, target: container.Container, 
     return False
 
 
-async def _readiness(surroundings: pod.Surroundings, target: container.Container, probe: dict[str, Any]) -> None:
-    async for is_good in _states(surroundings, target, probe, "Readiness"):
+async def _readiness(context: podcontext.PodContext, target: ProbeTarget, probe: dict[str, Any]) -> None:
+    async for is_good in _states(context, target, probe, "Readiness"):
         target.set_ready(is_good)
 
 
-async def _liveness(surroundings: pod.Surroundings, target: container.Container, probe: dict[str, Any]) -> None:
-    async for is_good in _states(surroundings, target, probe, "Liveness"):
-        if not is_good and not surroundings.is_stopping.is_set():
+async def _liveness(context: podcontext.PodContext, target: ProbeTarget, probe: dict[str, Any]) -> None:
+    async for is_good in _states(context, target, probe, "Liveness"):
+        if not is_good and not context.is_stopping.is_set():
             await _kill(target, probe, "liveness")
             return
 
 
-async def _kill(target: container.Container, probe: dict[str, Any], word: str) -> None:
+async def _kill(target: ProbeTarget, probe: dict[str, Any], word: str) -> None:
     name = target.plan["name"]
     text = f"Container {name} failed {word} probe"
     if target.may_restart:
@@ -112,7 +133,7 @@ async def _kill(target: container.Container, probe: dict[str, Any], word: str) -
 
 
 async def _states(
-    surroundings: pod.Surroundings, target: container.Container, probe: dict[str, Any], kind: Kind
+    context: podcontext.PodContext, target: ProbeTarget, probe: dict[str, Any], kind: Kind
 ) -> AsyncIterator[bool]:
     """The probe's decisions, one whenever a threshold is crossed."""
     numbers = timing(probe)
@@ -122,24 +143,24 @@ async def _states(
     while True:
         await asyncio.sleep(max(0.0, next_at - loop.time()))
         next_at = max(next_at + numbers.period_seconds, loop.time())
-        if kind != "Readiness" and surroundings.is_stopping.is_set():
+        if kind != "Readiness" and context.is_stopping.is_set():
             return
-        result = await _ask(surroundings, target, probe, kind, numbers)
+        result = await _ask(context, target, probe, kind, numbers)
         if result is not None and (state := verdict.add(result)) is not None:
             yield state
 
 
 async def _ask(
-    surroundings: pod.Surroundings,
-    target: container.Container,
+    context: podcontext.PodContext,
+    target: ProbeTarget,
     probe: dict[str, Any],
     kind: Kind,
     numbers: Timing,
 ) -> bool | None:
     """One question; None if it could not be asked, which counts neither way."""
-    reporter, name = surroundings.reporter, target.plan["name"]
+    reporter, name = context.reporter, target.plan["name"]
     try:
-        failure = await check(surroundings, target, probe, timeout_seconds=numbers.timeout_seconds)
+        failure = await check(context, target, probe, timeout_seconds=numbers.timeout_seconds)
     except (execs.NotRunning, LookupError) as error:
         if target.is_running:
             text = f"{kind} probe errored and resulted in unknown state: {error}"
@@ -154,8 +175,8 @@ async def _ask(
 
 
 async def check(  # noqa: PLR0911 - one return for each kind of probe
-    surroundings: pod.Surroundings,
-    target: container.Container,
+    context: podcontext.PodContext,
+    target: ProbeTarget,
     probe: Mapping[str, Any],
     *,
     timeout_seconds: float,
@@ -167,11 +188,11 @@ async def check(  # noqa: PLR0911 - one return for each kind of probe
         LookupError: The probe names a port that the container does not have.
     """
     ports = target.plan.get("ports") or {}
-    pod_ip = surroundings.box.pod_ip
+    pod_ip = context.box.pod_ip
     try:
         if action := probe.get("exec"):
             command = list(action.get("command") or [])
-            code, output = await execs.execute(surroundings, target, command, timeout_seconds=timeout_seconds)
+            code, output = await execs.execute(context, target, command, timeout_seconds=timeout_seconds)
             return None if code == 0 else output
         async with asyncio.timeout(timeout_seconds):
             if action := probe.get("httpGet"):

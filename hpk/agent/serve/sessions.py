@@ -19,7 +19,7 @@ from hpk.link import sessions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpk.agent.life import container, pod
+    from hpk.agent.life import container, pod, podcontext
     from hpk.link import peer
 
 LINGER_SECONDS = 2.0
@@ -30,8 +30,8 @@ _CHANNELS = {"stdout": sessions.STDOUT, "stderr": sessions.STDERR}
 class Server:
     """Serves the sessions of this pod."""
 
-    def __init__(self, surroundings: pod.Surroundings, the_pod: pod.Pod) -> None:
-        self._all = surroundings
+    def __init__(self, context: podcontext.PodContext, the_pod: pod.Pod) -> None:
+        self._context = context
         self._pod = the_pod
 
     async def serve(self, request: sessions.Request, client: peer.Peer) -> sessions.Ended:
@@ -49,7 +49,7 @@ class Server:
             return _not_running(target)
         if isinstance(request, sessions.Attach):
             return await _attach(target, target.run, request, client)
-        return await _exec(self._all, target.run, request, client)
+        return await _exec(self._context, target.run, request, client)
 
 
 def _not_running(target: container.Container) -> sessions.Ended:
@@ -62,7 +62,7 @@ def _not_running(target: container.Container) -> sessions.Ended:
 
 
 async def _exec(
-    surroundings: pod.Surroundings, run: runs.Run, request: sessions.Exec, client: peer.Peer
+    context: podcontext.PodContext, run: runs.Run, request: sessions.Exec, client: peer.Peer
 ) -> sessions.Ended:
     """Run a command; as a CRI runtime does, it is killed when its client goes, but not what it left behind."""
     if not request.argv:
@@ -70,9 +70,9 @@ async def _exec(
     with contextlib.ExitStack() as stack:
         try:
             if request.tty:
-                command, ends = await _with_terminal(surroundings, run, request, stack)
+                command, ends = await _with_terminal(context, run, request, stack)
             else:
-                command, ends = _with_pipes(surroundings, run, request, stack)
+                command, ends = _with_pipes(context, run, request, stack)
         except execs.NotRunning as error:
             return _not_run(error)
         except OSError as error:
@@ -91,7 +91,7 @@ class _Ends:
 
 
 def _with_pipes(
-    surroundings: pod.Surroundings, run: runs.Run, request: sessions.Exec, stack: contextlib.ExitStack
+    context: podcontext.PodContext, run: runs.Run, request: sessions.Exec, stack: contextlib.ExitStack
 ) -> tuple[execs.Command, _Ends]:
     """Start a command on pipes; what the client does not want goes to /dev/null."""
     ends = _Ends()
@@ -110,25 +110,25 @@ def _with_pipes(
                 theirs.callback(os.close, files[channel])
                 stack.callback(os.close, ends.outputs[channel])
                 os.set_blocking(ends.outputs[channel], False)
-        command = execs.Command(surroundings, run, list(request.argv), files=files)
-    stack.callback(lambda: surroundings.in_background(command.kill()))
+        command = execs.Command(context, run, list(request.argv), files=files)
+    stack.callback(lambda: context.in_background(command.kill()))
     return command, ends
 
 
 async def _with_terminal(
-    surroundings: pod.Surroundings, run: runs.Run, request: sessions.Exec, stack: contextlib.ExitStack
+    context: podcontext.PodContext, run: runs.Run, request: sessions.Exec, stack: contextlib.ExitStack
 ) -> tuple[execs.Command, _Ends]:
     """Start a command on a terminal of its own, made by crun in the container."""
-    console = consoles.Console(surroundings.box.places.private)
+    console = consoles.Console(context.box.places.private)
     try:
         null = os.open("/dev/null", os.O_RDWR)
         try:
             files = dict.fromkeys((sessions.STDIN, sessions.STDOUT, sessions.STDERR), null)
             argv = list(request.argv)
-            command = execs.Command(surroundings, run, argv, files=files, console=console, size=request.size)
+            command = execs.Command(context, run, argv, files=files, console=console, size=request.size)
         finally:
             os.close(null)
-        stack.callback(lambda: surroundings.in_background(command.kill()))
+        stack.callback(lambda: context.in_background(command.kill()))
         terminal = await _delivered(command, console)
     finally:
         console.close()

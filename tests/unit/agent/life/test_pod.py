@@ -15,7 +15,7 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent.boot import processes, runs, volumes
-from hpk.agent.life import container, execs, logs, memory, pod, report, restarts
+from hpk.agent.life import container, execs, logs, memory, pod, podcontext, report, restarts
 from tests import background
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Bench:
         self.neighbours: dict[str, str] = {}
         self.processes: dict[str, int] = {}
         self.pod: pod.Pod
-        self.all: pod.Surroundings
+        self.all: podcontext.PodContext
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *containers: dict[str, Any], **changes: Any) -> asyncio.Task[None]:
@@ -80,7 +80,7 @@ class Bench:
         reporter = report.Reporter(first, path=str(self.directory / "report.json"))
         reaper = processes.Reaper(loop)
         loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
-        self.all = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop))
+        self.all = podcontext.PodContext(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop))
         self.pod = pod.Pod(self.all, begun={})
         self._tasks = [asyncio.create_task(self.pod.live()), asyncio.create_task(reporter.run())]
         return self._tasks[0]

@@ -104,9 +104,9 @@ async def server() -> AsyncIterator[Server]:
 async def check(probe: dict[str, Any], *, ports: dict[str, int] | None = None, seconds: float = TIMEOUT) -> str | None:
     """Ask once."""
     box = SimpleNamespace(pod_ip="127.0.0.1")
-    surroundings: Any = SimpleNamespace(box=box, pod_name="p_ns(u)")
+    context: Any = SimpleNamespace(box=box, pod_name="p_ns(u)")
     target: Any = SimpleNamespace(plan={"name": "c", "ports": ports or {}})
-    return await probes.check(surroundings, target, probe, timeout_seconds=seconds)
+    return await probes.check(context, target, probe, timeout_seconds=seconds)
 
 
 async def test_http_200_to_399_is_well(server: Server) -> None:
@@ -290,9 +290,9 @@ async def test_grpc_health_must_be_serving(
 
 async def run_hook(hook: dict[str, Any], *, ports: dict[str, int] | None = None) -> str:
     """Run a hook."""
-    surroundings: Any = SimpleNamespace(box=SimpleNamespace(pod_ip="127.0.0.1"), pod_name="p_ns(u)")
+    context: Any = SimpleNamespace(box=SimpleNamespace(pod_ip="127.0.0.1"), pod_name="p_ns(u)")
     target: Any = SimpleNamespace(plan={"name": "c", "ports": ports or {}}, run=None)
-    return await hooks.run(surroundings, target, hook)
+    return await hooks.run(context, target, hook)
 
 
 async def test_an_http_hook_asks_whatever_the_answer(server: Server) -> None:
@@ -334,7 +334,7 @@ async def test_a_probe_that_fails_in_an_unforeseen_way_counts_as_failed_and_is_a
     reporter = SimpleNamespace(
         event=lambda _kind, _reason, message, container: events.append(f"{container}: {message}")
     )
-    surroundings: Any = SimpleNamespace(reporter=reporter, is_stopping=asyncio.Event())
+    context: Any = SimpleNamespace(reporter=reporter, is_stopping=asyncio.Event())
     ready: list[bool] = []
     target: Any = SimpleNamespace(
         plan={"name": "c", "kind": "app", "readiness_probe": {"periodSeconds": 0.001, "failureThreshold": 2}},
@@ -342,7 +342,7 @@ async def test_a_probe_that_fails_in_an_unforeseen_way_counts_as_failed_and_is_a
         set_started=lambda: None,
         set_ready=ready.append,
     )
-    watching = asyncio.create_task(probes.watch(surroundings, target))
+    watching = asyncio.create_task(probes.watch(context, target))
     while len(ready) < 3:  # noqa: ASYNC110 - a list has no event
         await asyncio.sleep(0.001)
     await background.end(watching)

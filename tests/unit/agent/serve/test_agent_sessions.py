@@ -19,7 +19,7 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent.boot import processes, runs
-from hpk.agent.life import execs, logs, pod, report
+from hpk.agent.life import execs, logs, podcontext, report
 from hpk.agent.serve import sessions as agent_sessions
 from hpk.link import peer, sessions
 from tests import background
@@ -86,7 +86,7 @@ class Bench:
         reaper = processes.Reaper(loop)
         loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
         self.writer = logs.Writer(loop)
-        self.all = pod.Surroundings(box, reporter=reporter, reaper=reaper, writer=self.writer)
+        self.all = podcontext.PodContext(box, reporter=reporter, reaper=reaper, writer=self.writer)
         container: Any = {"name": "c", "stdin": True, "stdin_once": True, "tty": False}
         self.run = runs.Run(container, 0, directory=str(directory), root_directory=str(directory))
         self.run.process = {"env": [f"PATH={processes.PATH}", "HERE=in the container"], "cwd": "/", "args": ["init"]}

@@ -1,0 +1,55 @@
+"""What every container of the pod uses: its sandbox, the report, the log's writer, the reaper of processes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from hpk.agent.boot import runs
+from hpk.agent.life import memory
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from hpk.agent.boot import cgroup, processes, sandbox
+    from hpk.agent.life import logs, report
+
+
+class PodContext:
+    """Made once, when the event loop begins."""
+
+    def __init__(
+        self,
+        box: sandbox.Sandbox,
+        *,
+        reporter: report.Reporter,
+        reaper: processes.Reaper,
+        writer: logs.Writer,
+        job: cgroup.MemoryCgroup | None = None,
+    ) -> None:
+        self.box = box
+        self.plan = box.plan
+        self.reporter = reporter
+        self.reaper = reaper
+        self.writer = writer
+        self.memory = memory.Watcher(job=job)
+        self.is_stopping = asyncio.Event()
+        self.mounting = asyncio.Lock()
+        plan = box.plan
+        self.pod_name = f"{plan['name']}_{plan['namespace']}({plan['uid']})"
+        self._background: set[asyncio.Task[None]] = set()
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done that nobody waits for."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def retire(self, run: runs.Run | Exception) -> None:
+        """Remove what a run that has ended left behind, when there is time for it."""
+        if not isinstance(run, Exception):
+            runs.close_stdin(run)  # here and not in the thread: sessions close it too
+            try:
+                asyncio.get_running_loop().run_in_executor(None, runs.clean, run)
+            except RuntimeError as error:  # the pod has all threads that are to be had; at its end all is removed
+                print(f"Cannot remove {run.root_directory} now: {error}", flush=True)  # noqa: T201 - the job's output
