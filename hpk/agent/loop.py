@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import hpk
 from hpk import jobdir
-from hpk.agent.boot import processes
-from hpk.agent.life import disk, logs, pod, podcontext, report, signals, supervise, wishes
+from hpk.agent.life import disk, logs, pod, podcontext, reaping, report, signals, supervise, wishes
 from hpk.agent.serve import sessions, uplink
 from hpk.link import doorbell
 
@@ -47,7 +46,7 @@ async def _run(start: steps.Start) -> int:
         start.plan, job_id=facts.job_id, node=facts.node, host_ip=box.host_ip, pod_ip=box.pod_ip
     )
     reporter = report.Reporter(first, path=box.places.pod.report)
-    reaper = processes.Reaper(loop)
+    reaper = reaping.Reaper(loop)
     context = podcontext.PodContext(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop), job=box.job)
     the_pod = pod.Pod(context, begun=start.begun)
     handlers = signals.Handlers(loop)
@@ -152,7 +151,7 @@ async def _acknowledged(link: uplink.Uplink, start: steps.Start, reporter: repor
     return is_heard
 
 
-async def _sweep(reaper: processes.Reaper, kills: memory.Kills) -> None:
+async def _sweep(reaper: reaping.Reaper, kills: memory.Kills) -> None:
     while True:
         await asyncio.sleep(60)
         reaper.forget()

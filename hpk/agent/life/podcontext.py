@@ -11,8 +11,8 @@ from hpk.agent.life import memory
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from hpk.agent.boot import cgroup, processes, sandbox
-    from hpk.agent.life import logs, report
+    from hpk.agent.boot import cgroup, sandbox
+    from hpk.agent.life import logs, reaping, report
 
 
 class PodContext:
@@ -23,7 +23,7 @@ class PodContext:
         box: sandbox.Sandbox,
         *,
         reporter: report.Reporter,
-        reaper: processes.Reaper,
+        reaper: reaping.Reaper,
         writer: logs.Writer,
         job: cgroup.MemoryCgroup | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent.boot import processes, runs, volumes
-from hpk.agent.life import container, execs, logs, memory, pod, podcontext, report, restarts
+from hpk.agent.life import container, execs, logs, memory, pod, podcontext, reaping, report, restarts
 from tests import background
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Bench:
         loop = asyncio.get_running_loop()
         first = report.first_report(plan, job_id="7", node="n", host_ip="", pod_ip="")
         reporter = report.Reporter(first, path=str(self.directory / "report.json"))
-        reaper = processes.Reaper(loop)
+        reaper = reaping.Reaper(loop)
         loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
         self.all = podcontext.PodContext(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop))
         self.pod = pod.Pod(self.all, begun={})

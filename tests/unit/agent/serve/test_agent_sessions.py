@@ -19,7 +19,7 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent.boot import processes, runs
-from hpk.agent.life import execs, logs, podcontext, report
+from hpk.agent.life import execs, logs, podcontext, reaping, report
 from hpk.agent.serve import sessions as agent_sessions
 from hpk.link import peer, sessions
 from tests import background
@@ -83,7 +83,7 @@ class Bench:
         reporter = report.Reporter(
             report.first_report(plan, job_id="7", node="n", host_ip="", pod_ip=""), path=str(directory / "report.json")
         )
-        reaper = processes.Reaper(loop)
+        reaper = reaping.Reaper(loop)
         loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
         self.writer = logs.Writer(loop)
         self.all = podcontext.PodContext(box, reporter=reporter, reaper=reaper, writer=self.writer)
