@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpk import jobdir
 from hpk.agent.boot import processes, runs, volumes
-from hpk.agent.life import deadline, hooks, leftovers, logs, memory, messages, probes, restarts, supervise
+from hpk.agent.life import capturing, deadline, hooks, leftovers, logs, memory, messages, probes, restarts, supervise
 
 if TYPE_CHECKING:
     from hpk import records
@@ -40,7 +40,7 @@ class Container:
         self._begun: runs.Run | Exception | None = None
         self.run: runs.Run | None = None
         """The run whose process lives now."""
-        self.capture: logs.Capture | None = None
+        self.capture: capturing.Capture | None = None
         """Of its output."""
         self.has_started = asyncio.Event()
         """Whether what comes after it may begin: its startup probe has passed, or it has none; or it never will."""
@@ -168,7 +168,7 @@ class Container:
     async def _run(self, begun: runs.Run) -> records.Terminated:
         file = self._log(begun)
         speaks = self.plan["termination_message_policy"] == messages.FALLBACK
-        capture = logs.Capture(begun.outputs, file=file, writer=self._context.writer, keeps_end=speaks)
+        capture = capturing.Capture(begun.outputs, file=file, writer=self._context.writer, keeps_end=speaks)
         try:
             status = begun.created
             if status is None:
@@ -209,7 +209,7 @@ class Container:
                 status = await self._context.reaper.wait(process, since=since)
                 box.images.settled(file, offset=offset, status=status)
 
-    async def _attend(self, run: runs.Run, capture: logs.Capture) -> records.Terminated:
+    async def _attend(self, run: runs.Run, capture: capturing.Capture) -> records.Terminated:
         """From the start of the process to its end."""
         if not run.process_id:
             try:

@@ -1,14 +1,12 @@
 """Containers' output as CRI log files: ``<RFC 3339 nanoseconds> stdout F <line>``.
 
-The event loop reads the pipes and forms the lines; one thread of the pod writes them, so that a slow shared file
-system holds up nothing else.  A disk that refuses (full, gone) loses lines, and one that hangs loses them after
-:data:`PATIENCE_SECONDS`; either way the container goes on, and an event and a line in the file say what is missing.
+One thread of the pod writes them, so that a slow shared file system holds up nothing else.  A disk that refuses (full,
+gone) or hangs loses lines; an event and a line in the file say what is missing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import errno
 import os
 import queue
@@ -17,21 +15,15 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.agent.life import descriptors, supervise
+from hpk.agent.life import supervise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 LONGEST_LINE = 16 * 1024
 """Bytes; a longer line is written in parts, as containerd does."""
-_CHUNK = 64 * 1024
 _NEWLINE = 10
 _MOST_WAITING = 4 << 20
-_MOST_TAPPED = 256 << 10
-PATIENCE_SECONDS = 10.0
-"""How long a container waits for the disk before its output is thrown away, and for who is attached to it."""
-_KEPT_BYTES = 64 << 10
-"""Of the log's end, in memory, for a termination message that falls back to it."""
 
 
 class Limits:
@@ -207,6 +199,11 @@ class LogFile:
             self._write((b"\n" if self._is_torn else b"") + timestamp(time.time_ns()) + text)
             self.add_lost(-lost)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the thread keeps up with what is put."""
+        return self.waiting < _MOST_WAITING
+
     def add_lost(self, count: int) -> None:
         """Note bytes that never reach the file."""
         with self._lock:
@@ -220,7 +217,7 @@ class LogFile:
     def written(self, count: int, error: OSError | None) -> None:
         """In the event loop: the thread is done with count bytes."""
         self.waiting -= count
-        if self.waiting < _MOST_WAITING:
+        if self.has_room:
             self.hangs = False
             self.room.set()
         if error is None:
@@ -258,171 +255,6 @@ def _remove_old(path: str, *, oldest_part: int) -> None:
             continue
         if int(number) < run - 1 or (int(number) == run and int(part) < oldest_part):
             os.unlink(os.path.join(directory, name))
-
-
-class Tap:
-    """Somebody attached to a run: gets a copy of its output from now on.
-
-    Who does not take what there is holds the container back, as with containerd, but not for ever: after
-    :data:`PATIENCE_SECONDS` without any progress the tap ends, and the container goes on.
-    """
-
-    def __init__(self) -> None:
-        self._items: collections.deque[tuple[str, bytes]] = collections.deque()
-        self._waiting = 0
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-        self._is_patient = True
-        self._has_ended = False
-        self.was_slow = False
-        """Whether it ended because nobody took the output."""
-
-    async def offer(self, stream: str, data: bytes) -> None:
-        """Add output; waits while too much is there."""
-        if self._has_ended:
-            return
-        self._items.append((stream, data))
-        self._waiting += len(data)
-        self._news.set()
-        while self._waiting > _MOST_TAPPED and self._is_patient:
-            self._room.clear()
-            try:
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    await self._room.wait()
-            except TimeoutError:
-                self.was_slow = True
-                self.end()
-
-    async def take(self) -> tuple[str, bytes] | None:
-        """The next output and the name of its stream; None at the end."""
-        while not self._items:
-            if self._has_ended:
-                return None
-            self._news.clear()
-            await self._news.wait()
-        stream, data = self._items.popleft()
-        self._waiting -= len(data)
-        self._room.set()
-        return stream, data
-
-    def hurry(self) -> None:
-        """The run has ended: its last output must reach the log now, whoever is slow."""
-        self._is_patient = False
-        self._room.set()
-
-    def end(self) -> None:
-        """Nothing more comes."""
-        self._has_ended = True
-        self._news.set()
-        self.hurry()
-
-
-class Capture:
-    """Follows the output of one run until all its streams have ended."""
-
-    def __init__(self, outputs: dict[str, int], *, file: LogFile, writer: Writer, keeps_end: bool = False) -> None:
-        self.end = b""
-        """The last lines, if they are kept: for who cannot wait for the disk."""
-        self._keeps_end = keeps_end
-        self._file = file
-        self._writer = writer
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._open = 0
-        self._taps: set[Tap] = set()
-        self.follow(outputs)
-        writer.put(file, b"")  # an empty log is a log
-
-    def follow(self, outputs: dict[str, int]) -> None:
-        """Follow these streams too, unless they are followed already."""
-        for name, end in outputs.items():
-            if name not in self._tasks:
-                self._open += 1
-                self._tasks[name] = asyncio.create_task(self._follow(name, end))
-
-    def tap(self) -> Tap:
-        """Have a copy of what is written from now on; it ends with the streams."""
-        made = Tap()
-        self._taps.add(made)
-        if not self._open:
-            made.end()
-        return made
-
-    def untap(self, tap: Tap) -> None:
-        """Let go of a copy; whoever waited for it to take more does not wait any more."""
-        self._taps.discard(tap)
-        tap.end()
-
-    async def finish(self, *, timeout_seconds: float) -> None:
-        """Wait until the streams have ended and are written; gives up on a disk that hangs."""
-        for tap in self._taps:
-            tap.hurry()
-        tasks = list(self._tasks.values())
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout_seconds)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._end_taps()
-        self._writer.end(self._file)
-        await self._writer.flushed(timeout_seconds=timeout_seconds)
-
-    def _end_taps(self) -> None:
-        for tap in self._taps:
-            tap.end()
-
-    async def _follow(self, name: str, descriptor: int) -> None:
-        framer = Framer(name)
-        os.set_blocking(descriptor, False)
-        try:
-            while True:
-                try:
-                    data = os.read(descriptor, _CHUNK)
-                except BlockingIOError:
-                    await descriptors.readable(descriptor)
-                    continue
-                except OSError:  # a terminal whose last user has gone
-                    data = b""
-                if not data:
-                    break
-                try:
-                    self._put(framer.feed(data, at_ns=time.time_ns()))
-                    for tap in tuple(self._taps):
-                        await tap.offer(name, data)
-                    await self._make_room()
-                except Exception as error:  # noqa: BLE001 - to stop reading would stop the container
-                    self._file.add_lost(len(data))
-                    supervise.fault(f"copy of {name}", error)
-        finally:
-            os.close(descriptor)
-            self._put(framer.close(at_ns=time.time_ns()))
-            self._open -= 1
-            if not self._open:
-                self._end_taps()
-
-    def _put(self, data: bytes) -> None:
-        if not data:
-            return
-        if self._keeps_end:
-            self.end = (self.end + data[-_KEPT_BYTES:])[-_KEPT_BYTES:]
-        file = self._file
-        if file.hangs:
-            file.add_lost(len(data))
-            return
-        file.waiting += len(data)
-        self._writer.put(file, data)
-
-    async def _make_room(self) -> None:
-        """Hold the container back while the disk is slow, but not for ever."""
-        file = self._file
-        if file.hangs or file.waiting < _MOST_WAITING:
-            await asyncio.sleep(0)  # others have a turn, however much this one writes
-            return
-        file.room.clear()
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await file.room.wait()
-        except TimeoutError:
-            file.give_up()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

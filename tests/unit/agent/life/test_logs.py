@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpk import jobdir
-from hpk.agent.life import logs, messages
+from hpk.agent.life import capturing, logs, messages
 
 AT = 1_476_317_289_669_794_202
 
@@ -72,7 +72,7 @@ async def test_output_reaches_the_file_and_the_end_is_awaited(tmp_path: Path) ->
     path = tmp_path / "c" / "0.log"
     ours, theirs = os.pipe()
     file = logs.LogFile(str(path), on_trouble=troubles.told.append)
-    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    capture = capturing.Capture({"stdout": ours}, file=file, writer=writer)
     os.write(theirs, b"one\ntwo")
     os.close(theirs)
     await capture.finish(timeout_seconds=60)
@@ -88,7 +88,7 @@ async def test_a_disk_that_refuses_does_not_hold_the_container(tmp_path: Path) -
     writer, troubles = logs.Writer(asyncio.get_running_loop()), Recorder()
     ours, theirs = os.pipe()
     file = logs.LogFile(str(tmp_path / "c" / "0.log"), on_trouble=troubles.told.append)
-    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    capture = capturing.Capture({"stdout": ours}, file=file, writer=writer)
     for _ in range(4):
         await asyncio.to_thread(os.write, theirs, b"x" * 60_000 + b"\n")
     os.close(theirs)
@@ -111,7 +111,7 @@ async def test_a_disk_that_hangs_loses_output_after_some_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The container goes on without its log, and the log resumes when the disk does."""
-    monkeypatch.setattr(logs, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(capturing, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(logs, "_MOST_WAITING", 1000)
     troubles = Recorder()
     writer = logs.Writer(asyncio.get_running_loop())
@@ -128,7 +128,7 @@ async def test_a_disk_that_hangs_loses_output_after_some_patience(
 
     monkeypatch.setattr(file, "write", slow)
     ours, theirs = os.pipe()
-    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    capture = capturing.Capture({"stdout": ours}, file=file, writer=writer)
     for _ in range(8):
         await asyncio.to_thread(os.write, theirs, b"x" * 40_000 + b"\n")
     os.close(theirs)
@@ -207,7 +207,7 @@ async def test_a_disk_that_refuses_when_a_log_is_closed_does_not_fail_the_contai
     troubles, writer = Recorder(), logs.Writer(asyncio.get_running_loop())
     ours, theirs = os.pipe()
     file = logs.LogFile(str(tmp_path / "0.log"), on_trouble=troubles.told.append)
-    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    capture = capturing.Capture({"stdout": ours}, file=file, writer=writer)
     os.write(theirs, b"one\n")
     os.close(theirs)
     assert await writer.flushed(timeout_seconds=2)
@@ -274,7 +274,7 @@ async def test_what_cannot_be_copied_does_not_stop_the_container(
     writer = logs.Writer(asyncio.get_running_loop())
     file = logs.LogFile(str(tmp_path / "0.log"), on_trouble=lambda _why: None)
     ours, theirs = os.pipe()
-    capture = logs.Capture({"stdout": ours}, file=file, writer=writer)
+    capture = capturing.Capture({"stdout": ours}, file=file, writer=writer)
     put = capture._put
     faults = iter([RuntimeError("a fault")])
 

@@ -19,7 +19,7 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent.boot import processes, runs
-from hpk.agent.life import execs, logs, podcontext, reaping, report
+from hpk.agent.life import capturing, execs, logs, podcontext, reaping, report
 from hpk.agent.serve import sessions as agent_sessions
 from hpk.link import peer, sessions
 from tests import background
@@ -102,13 +102,13 @@ class Bench:
         """A session."""
         return asyncio.create_task(self.server.serve(request, client))
 
-    def contain(self) -> logs.Capture:
+    def contain(self) -> capturing.Capture:
         """Have the container's own process: this test, by its pipes."""
         ours_out, self.theirs["stdout"] = os.pipe()
         ours_err, self.theirs["stderr"] = os.pipe()
         self.theirs["stdin"], self.run.stdin = os.pipe()
         file = logs.LogFile(str(self.directory / "0.log"), on_trouble=print)
-        self.target.capture = logs.Capture({"stdout": ours_out, "stderr": ours_err}, file=file, writer=self.writer)
+        self.target.capture = capturing.Capture({"stdout": ours_out, "stderr": ours_err}, file=file, writer=self.writer)
         return self.target.capture  # type: ignore[no-any-return]
 
     async def close(self) -> None:
@@ -378,7 +378,7 @@ async def test_input_stays_open_for_the_next_client(bench: Bench, monkeypatch: p
     await finish(bench, capture)
 
 
-async def typed_and_closed(bench: Bench, text: bytes) -> tuple[logs.Capture, Client, asyncio.Task[sessions.Ended]]:
+async def typed_and_closed(bench: Bench, text: bytes) -> tuple[capturing.Capture, Client, asyncio.Task[sessions.Ended]]:
     """A client has ended its input, which the container has read and which stays open."""
     bench.target.plan["stdin_once"] = False
     capture, client = bench.contain(), Client()
@@ -414,7 +414,7 @@ async def test_attached_input_that_nobody_wants_is_dropped(bench: Bench) -> None
 
 async def test_an_attached_client_that_does_not_read_is_let_go(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the container back for some seconds, and not for ever; the log has everything."""
-    monkeypatch.setattr(logs, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(capturing, "PATIENCE_SECONDS", 0.1)
     capture = bench.contain()
     client = Client()
     client.reads.clear()
@@ -458,7 +458,7 @@ async def test_attach_to_a_terminal_sets_its_size(bench: Bench) -> None:
     ours, theirs = os.openpty()
     bench.run.stdin = os.dup(ours)
     file = logs.LogFile(str(bench.directory / "0.log"), on_trouble=print)
-    capture = bench.target.capture = logs.Capture({"stdout": ours}, file=file, writer=bench.writer)
+    capture = bench.target.capture = capturing.Capture({"stdout": ours}, file=file, writer=bench.writer)
     client = Client()
     task = bench.serve(sessions.Attach(container="c", stdin=True, tty=True), client)
     client.inbox.put_nowait(peer.Resize(100, 30))
@@ -479,7 +479,7 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-async def finish(bench: Bench, capture: logs.Capture) -> None:
+async def finish(bench: Bench, capture: capturing.Capture) -> None:
     """End the container's run."""
     for name in ("stdout", "stderr"):
         os.close(bench.theirs.pop(name))
