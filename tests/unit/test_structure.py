@@ -16,8 +16,6 @@ REASON = "# long: "
 """Begins the comment with the reason why something is longer: docs/development.md."""
 PENDING = {
     # Each is to be cut; whoever cuts it removes its line.
-    "hpk/agent/life/container.py",
-    "hpk/agent/life/container.py: Container",
     "hpk/agent/boot/oci.py: configuration",
     "hpk/app.py",
     "hpk/app.py: _start",

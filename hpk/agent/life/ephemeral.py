@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpk.agent.life import container
+from hpk.agent.life import container, starting
 
 if TYPE_CHECKING:
     from hpk import records
@@ -37,10 +37,10 @@ class Ephemeral(container.Container):
         try:
             begun = await self._begin()
         except BaseException:
-            self.is_done.set()
+            self.progress.is_done.set()
             raise
         if begun is None:
-            self.is_done.set()
+            self.progress.is_done.set()
             return False
         self.adopt(begun)
         return await super().live()
@@ -48,11 +48,11 @@ class Ephemeral(container.Container):
     async def _begin(self) -> runs.Run | Exception | None:
         """Ask crun for it; None if the pod ends before."""
         try:
-            await self._mount()
+            await starting.mount(self._context, self.plan)
         except OSError as error:
             return error
         while self._target is not None and self._target.run is None:
-            if self._target.is_done.is_set():
+            if self._target.progress.is_done.is_set():
                 name = self._target.plan["name"]
                 return ValueError(f"Cannot share the processes of container {name}: it has ended")
             await self._wait_for(self._target)
@@ -60,12 +60,11 @@ class Ephemeral(container.Container):
                 return None
         if self._wants_stop.is_set():
             return None
-        return container.begin(self._context, self.plan, 0, neighbour=self._target.run if self._target else None)
+        return starting.begin(self._context, self.plan, 0, neighbour=self._target.run if self._target else None)
 
     async def _wait_for(self, target: container.Container) -> None:
         """Wait until it runs, will not run, or the pod ends; and say so."""
         name = target.plan["name"]
         why = f"Cannot share the processes of container {name} yet: it is not running"
-        self.record.update({"reason": "CreateContainerError", "message": why})
-        self._context.reporter.changed()
-        await container.first_of(target.is_up, target.is_done, self._wants_stop)
+        self._recorder.waiting("CreateContainerError", why)
+        await container.first_of(target.progress.is_up, target.progress.is_done, self._wants_stop)

@@ -129,11 +129,11 @@ class Pod:
                 continue
             task = self._start(one)
             if one.is_init:
-                await self._unless_stopping(one.is_done)
-                if not one.is_done.is_set() or not await task:
+                await self._unless_stopping(one.progress.is_done)
+                if not one.progress.is_done.is_set() or not await task:
                     return False
             else:
-                await self._unless_stopping(one.has_started)
+                await self._unless_stopping(one.progress.has_started)
             if self._context.is_stopping.is_set():
                 return False
         return True
@@ -143,11 +143,11 @@ class Pod:
         for one in self._apps:
             self._start(one)
             if (one.plan.get("lifecycle") or {}).get("postStart"):
-                await self._unless_stopping(one.has_launched)
+                await self._unless_stopping(one.progress.has_launched)
             if self._context.is_stopping.is_set():
                 return
         for one in self._apps:
-            await self._unless_stopping(one.is_done)
+            await self._unless_stopping(one.progress.is_done)
 
     def _start(self, one: container.Container) -> asyncio.Task[bool]:
         self._tasks[one] = asyncio.create_task(self._guarded(one), name=f"container {one.plan['name']}")
@@ -177,10 +177,10 @@ class Pod:
         async def call_up() -> None:
             for one in begun:
                 if one not in turns and one.plan["kind"] != "ephemeral":
-                    await one.is_done.wait()
+                    await one.progress.is_done.wait()
             for one in reversed(sidecars):
                 turns[one].set()
-                await one.is_done.wait()
+                await one.progress.is_done.wait()
 
         async with asyncio.TaskGroup() as group:
             group.create_task(call_up())

@@ -15,7 +15,20 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent.boot import processes, runs, volumes
-from hpk.agent.life import container, execs, logs, memory, pod, podcontext, reaping, report, restarts
+from hpk.agent.life import (
+    container,
+    execs,
+    logs,
+    memory,
+    pod,
+    podcontext,
+    reaping,
+    recording,
+    report,
+    restarts,
+    running,
+    starting,
+)
 from tests import background
 
 if TYPE_CHECKING:
@@ -154,7 +167,7 @@ def end(process: int) -> None:
 async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     """A bench whose containers are plain processes."""
     made = Bench(tmp_path)
-    monkeypatch.setattr(container, "begin", made.begin)
+    monkeypatch.setattr(starting, "begin", made.begin)
     monkeypatch.setattr(runs, "launch", made.launch)
     monkeypatch.setattr(runs, "clean", lambda _run: None)
     yield made
@@ -301,14 +314,14 @@ async def test_a_fault_of_the_agent_ends_one_run_and_not_the_pod(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its process does not live on unseen, its policy says what comes next, and the others go on."""
-    faults, now_running = [KeyError("unforeseen")], container.Container._now_running
+    faults, now_running = [KeyError("unforeseen")], recording.Recorder.running
 
-    def faulty(self: container.Container, run: runs.Run) -> None:
-        if self.plan["name"] == "c" and faults:
+    def faulty(self: recording.Recorder, run: runs.Run, plan: records.ContainerPlan) -> None:
+        if plan["name"] == "c" and faults:
             raise faults.pop()
-        now_running(self, run)
+        now_running(self, run, plan)
 
-    monkeypatch.setattr(container.Container, "_now_running", faulty)
+    monkeypatch.setattr(recording.Recorder, "running", faulty)
     first = {"c": 0}
     task = bench.start(one("c", "sleep 30; exit 0"), one("d", "exit 0"), restart_policy="OnFailure")
     await bench.until(lambda: bench.record("c")["state"] == "running")
@@ -513,7 +526,7 @@ async def test_slurm_s_kill_wait_bounds_the_grace(bench: Bench) -> None:
 )
 def test_a_stop_signal_is_one_that_can_be_sent(name: str, number: int) -> None:
     """Whatever the image says: to send another would raise, and end the agent in place of the container."""
-    assert container.signal_number(name) == number
+    assert running.signal_number(name) == number
 
 
 async def test_the_stop_signal_is_the_container_s_own(bench: Bench) -> None:
@@ -604,7 +617,7 @@ async def test_a_pre_stop_hook_runs_before_the_signal(bench: Bench, monkeypatch:
     """And one that hangs costs the grace, no more."""
     commands = Commands(bye=(0, ""))
     monkeypatch.setattr(execs, "execute", commands.execute)
-    monkeypatch.setattr(container, "LEAST_SECONDS", 0.3)
+    monkeypatch.setattr(running, "LEAST_SECONDS", 0.3)
     hook = {"preStop": {"exec": {"command": ["bye"]}}}
     task = bench.start(
         one("c", WAIT, lifecycle=hook), one("d", WAIT, lifecycle={"preStop": {"exec": {"command": ["hangs"]}}})
@@ -687,10 +700,10 @@ async def test_what_happens_is_told_however_many_events_there_were(
 def _mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every image is there."""
 
-    async def mount(_self: container.Container) -> None:
+    async def mount(_context: object, _plan: object) -> None:
         """Nothing to do."""
 
-    monkeypatch.setattr(container.Container, "_mount", mount)
+    monkeypatch.setattr(starting, "mount", mount)
 
 
 @pytest.mark.usefixtures("_mounted")

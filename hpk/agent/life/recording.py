@@ -1,0 +1,165 @@
+"""One container's part of the report: what it is doing, how its runs ended, and its events, in the kubelet's words."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hpk.agent.boot import processes
+from hpk.agent.life import restarts
+
+if TYPE_CHECKING:
+    from hpk import records
+    from hpk.agent.boot import runs
+    from hpk.agent.life import report
+
+
+class Recorder:
+    """Writes it into the pod's report, and has that sent."""
+
+    def __init__(self, reporter: report.Reporter, name: str, *, is_init: bool) -> None:
+        self._reporter, self._name, self._is_init = reporter, name, is_init
+
+    @property
+    def record(self) -> records.ContainerRecord:
+        """The container's part of the report."""
+        return self._reporter.report["containers"][self._name]
+
+    def event(self, kind: report.Kind, reason: str, message: str) -> None:
+        """Add an event of the container's."""
+        self._reporter.event(kind, reason, message, container=self._name)
+
+    def faulted(self, why: str) -> None:
+        """Tell of a task of the agent's that failed, and will be started again."""
+        self.event("Warning", "AgentFault", why)
+
+    def hook_failed(self, kind: str, failure: str) -> None:
+        """Tell of a hook that failed; only the job's output says why."""
+        self.event("Warning", f"Failed{kind}Hook", f"{kind}Hook failed")
+        print(f"container {self._name}: {failure}", flush=True)  # noqa: T201 - the job's output is the log
+
+    def image_changed(self, image: str) -> None:
+        """Note the image that it runs from its next start on."""
+        self.record["image"] = image
+        self._reporter.changed()
+
+    def waiting(self, reason: str, message: str) -> None:
+        """Say why it does not run yet, or not again."""
+        self.record.update(
+            {
+                "state": "waiting",
+                "reason": reason,
+                "message": message,
+                "last_terminated": self._last(),
+                "terminated": None,
+            }
+        )
+        self._reporter.changed()
+
+    def backing_off(self, seconds: float, *, pod: str) -> None:
+        """Say that it starts again only after so many seconds."""
+        pause = restarts.duration(seconds)
+        self.event("Warning", "BackOff", f"Back-off restarting failed container {self._name} in pod {pod}")
+        self.waiting("CrashLoopBackOff", f"back-off {pause} restarting failed container={self._name} pod={pod}")
+
+    def not_restarted(self, ended: records.Terminated) -> None:
+        """Say that it stays as it ended, where it was waiting to start again."""
+        self.record.update({"state": "terminated", "reason": "", "message": "", "terminated": ended})
+        self._reporter.changed()
+
+    def running(self, run: runs.Run, plan: records.ContainerPlan) -> None:
+        """Say that its process lives."""
+        has_startup, has_readiness = bool(plan.get("startup_probe")), bool(plan.get("readiness_probe"))
+        self.record.update(
+            {
+                "state": "running",
+                "reason": "",
+                "message": "",
+                "started_at": run.started_at,
+                "last_terminated": self._last(),
+                "terminated": None,
+                "restart_count": run.number,
+                "started": not has_startup and not self._is_init,
+                "ready": not has_readiness and not has_startup and not self._is_init,
+                "container_id": run.id,
+            }
+        )
+        self.event("Normal", "Created", "Container created")
+        self.event("Normal", "Started", "Container started")
+        self._reporter.changed()
+
+    def started(self) -> None:
+        """Say that its startup probe has passed, or that there is none."""
+        self.record["started"] = True
+        self._reporter.changed()
+
+    def ready(self, is_ready: bool) -> None:  # noqa: FBT001 - a setter
+        """Say whether its readiness probe passes."""
+        if self.record["ready"] != is_ready:
+            self.record["ready"] = is_ready
+            self._reporter.changed()
+
+    def ended(
+        self, run: runs.Run, status: int, *, finished_at: float, message: str, is_over_memory: bool
+    ) -> records.Terminated:
+        """Say how a run ended, and return it.
+
+        Args:
+            run: The run.
+            status: Its process's raw exit status.
+            finished_at: Unix time.
+            message: Its termination message.
+            is_over_memory: Whether it was killed for the memory that it held.
+        """
+        code = processes.exit_code(status)
+        terminated: records.Terminated = {
+            "exit_code": code,
+            "signal": status & 0x7F,
+            "reason": "OOMKilled" if is_over_memory else "Completed" if code == 0 else "Error",
+            "message": message,
+            "started_at": run.started_at,
+            "finished_at": finished_at,
+            "container_id": run.id,
+        }
+        self._terminated(terminated, number=run.number)
+        return terminated
+
+    def failed(self, why: str, *, number: int) -> records.Terminated:
+        """Say that a run could not be started, and return how it ended: 128, as containerd and the kubelet have it.
+
+        Args:
+            why: What crun or the agent said.
+            number: How often the container was restarted before.
+        """
+        now = time.time()
+        terminated: records.Terminated = {
+            "exit_code": 128,
+            "signal": 0,
+            "reason": "StartError",
+            "message": why,
+            "started_at": now,
+            "finished_at": now,
+            "container_id": "",
+        }
+        self.event("Warning", "Failed", f"Error: {why}")
+        self._terminated(terminated, number=number)
+        return terminated
+
+    def _terminated(self, terminated: records.Terminated, *, number: int) -> None:
+        self.record.update(
+            {
+                "state": "terminated",
+                "reason": "",
+                "message": "",
+                "last_terminated": self._last(),
+                "terminated": terminated,
+                "restart_count": number,
+                "started": False,
+                "ready": self._is_init and terminated["exit_code"] == 0,
+            }
+        )
+        self._reporter.changed()
+
+    def _last(self) -> records.Terminated | None:
+        """Return how the newest run ended that is over."""
+        return self.record["terminated"] or self.record["last_terminated"]
