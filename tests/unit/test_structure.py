@@ -16,7 +16,6 @@ REASON = "# long: "
 """Begins the comment with the reason why something is longer: docs/development.md."""
 PENDING = {
     # Each is to be cut; whoever cuts it removes its line.
-    "hpk/agent/boot/oci.py: configuration",
     "hpk/app.py",
     "hpk/app.py: _start",
     "hpk/app.py: Kubelet.__init__",

@@ -122,16 +122,7 @@ def configuration(
         nested = one_id
         # Also where it joins one: crun must know that there is no root in it.
         mappings = {"uidMappings": _mapping(identity.uid), "gidMappings": _mapping(identity.gid)}
-        if neighbour is None:
-            namespaces.append({"type": "user"})
-        elif neighbour.ids == ids:
-            namespaces.append({"type": "user", "path": neighbour.users})
-        else:
-            theirs = neighbour.ids[0]
-            raise ValueError(
-                f"Cannot share the processes of {neighbour.name}, whose user is {theirs}, as user {ids[0]}: a pod has"
-                f" one id on this site. Set securityContext.runAsUser to {f'{theirs} or 0' if theirs else 0}"
-            )
+        namespaces.append(_user_namespace(ids, neighbour))
     return {
         "ociVersion": "1.0.2",
         "process": process(container, identity=identity, argv=argv, env=env) | {"oomScoreAdj": oom_score},
@@ -146,6 +137,19 @@ def configuration(
             **({"seccomp": seccomp} if seccomp else {}),
         },
     }
+
+
+def _user_namespace(ids: tuple[int, int], neighbour: Neighbour | None) -> dict[str, str]:
+    """Return the user namespace of a container that has the pod's one id under these numbers."""
+    if neighbour is None:
+        return {"type": "user"}
+    if neighbour.ids == ids:
+        return {"type": "user", "path": neighbour.users}
+    theirs = neighbour.ids[0]
+    raise ValueError(
+        f"Cannot share the processes of {neighbour.name}, whose user is {theirs}, as user {ids[0]}: a pod has"
+        f" one id on this site. Set securityContext.runAsUser to {f'{theirs} or 0' if theirs else 0}"
+    )
 
 
 def process(
