@@ -45,10 +45,10 @@ async def _run(start: steps.Start) -> int:
     first = report.first_report(
         start.plan, job_id=facts.job_id, node=facts.node, host_ip=box.host_ip, pod_ip=box.pod_ip
     )
-    reporter = report.Reporter(first, path=box.places.pod.report)
+    reporter = report.AgentReporter(first, path=box.places.pod.report)
     reaper = reaping.Reaper(loop)
     context = podcontext.PodContext(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop), job=box.job)
-    the_pod = pod.Pod(context, begun=start.begun)
+    the_pod = pod.PodRunner(context, begun=start.begun)
     handlers = signals.Handlers(loop)
     handlers.on(signal.SIGCHLD, reaper.reap)
     signals.listen(handlers, the_pod, start.plan.get("warning"))
@@ -97,7 +97,7 @@ async def _run(start: steps.Start) -> int:
     return report.exit_code(reporter, start.plan, is_heard=is_heard)
 
 
-async def _live(start: steps.Start, the_pod: pod.Pod, reporter: report.Reporter) -> None:
+async def _live(start: steps.Start, the_pod: pod.PodRunner, reporter: report.AgentReporter) -> None:
     if start.failure is None:
         for why in start.box.left_out:
             reporter.event("Warning", "DNSConfigForming", why)
@@ -110,7 +110,7 @@ async def _live(start: steps.Start, the_pod: pod.Pod, reporter: report.Reporter)
 
 
 async def _link(
-    start: steps.Start, the_pod: pod.Pod, reporter: report.Reporter, context: podcontext.PodContext
+    start: steps.Start, the_pod: pod.PodRunner, reporter: report.AgentReporter, context: podcontext.PodContext
 ) -> client.LinkClient:
     """Dial the kubelet; the client runs on by itself."""
     # gRPC takes 0.2 s of CPU to import: in a thread, as containers may need the loop meanwhile.
@@ -136,7 +136,7 @@ async def _link(
     return link
 
 
-async def _acknowledged(link: uplink.Uplink, start: steps.Start, reporter: report.Reporter) -> bool:
+async def _acknowledged(link: uplink.Uplink, start: steps.Start, reporter: report.AgentReporter) -> bool:
     """Stay until the kubelet has the last report, and clients the last output, but not for ever; whether it has."""
     if not os.path.exists(start.box.places.endpoint):  # noqa: ASYNC240 - one look
         return False

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     except FileNotFoundError:
         print("The pod is over, and its plan is removed: nothing to do", flush=True)  # noqa: T201 - as below
         return 0
-    facts = sandbox.Facts(arguments)
+    facts = sandbox.JobFacts(arguments)
     if facts.restart_count > 0:
         from hpk.agent.life import requeued  # noqa: PLC0415 - rare
 
@@ -60,7 +60,7 @@ def spared(plan: records.PodPlan) -> tuple[str, ...]:
 
 def entry() -> None:
     """Run and leave at once: nothing of the interpreter's own clean-up matters, and it takes time."""
-    sys.stdout, sys.stderr = output.Output(1), output.Output(2)
+    sys.stdout, sys.stderr = output.JobOutput(1), output.JobOutput(2)
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -28,7 +28,7 @@ FACTS = (
     "gpus=$CUDA_VISIBLE_DEVICES",
     "host_ip=$HPK_HOST_IP",
 )
-"""What only the job knows, for :class:`hpk.agent.boot.sandbox.Facts`."""
+"""What only the job knows, for :class:`hpk.agent.boot.sandbox.JobFacts`."""
 WARM = '"${warm[@]}"'
 """Stands in the argv where the job's shell puts the options of :class:`Warmth`, or nothing."""
 DEVICES = ("/dev/fuse", "/dev/full")

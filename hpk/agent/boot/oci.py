@@ -84,7 +84,7 @@ def configuration(
     container: records.ContainerPlan,
     *,
     root: str,
-    identity: users.Identity,
+    identity: users.ContainerUser,
     argv: list[str],
     env: list[list[str]],
     binds: list[Bind],
@@ -155,7 +155,7 @@ def _user_namespace(ids: tuple[int, int], neighbour: Neighbour | None) -> dict[s
 def process(
     container: records.ContainerPlan,
     *,
-    identity: users.Identity,
+    identity: users.ContainerUser,
     argv: list[str],
     env: list[list[str]],
 ) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import _thread
 import os
 
 
-class Output:
+class JobOutput:
     """A text stream on a descriptor.  What the file system does not take is lost; nobody who prints is told."""
 
     encoding = "utf-8"

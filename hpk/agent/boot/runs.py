@@ -12,7 +12,7 @@ import os
 import time
 
 from hpk import jobdir
-from hpk.agent.boot import consoles, images, inroot, oci, processes, quickjson, users
+from hpk.agent.boot import consoles, images, oci, processes, quickjson, securejoin, users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _GPU_TOOLS = (
 )
 
 
-class Run:
+class ContainerRun:
     """A container's run, from the moment that crun was asked for it."""
 
     def __init__(self, container: records.ContainerPlan, number: int, *, directory: str, root_directory: str) -> None:
@@ -83,7 +83,9 @@ class Run:
         return os.path.join(self.directory, "crun.log")
 
 
-def begin(box: sandbox.Sandbox, container: records.ContainerPlan, number: int, *, neighbour: Run | None = None) -> Run:
+def begin(
+    box: sandbox.PodSandbox, container: records.ContainerPlan, number: int, *, neighbour: ContainerRun | None = None
+) -> ContainerRun:
     """Start crun for a container.
 
     Args:
@@ -98,7 +100,7 @@ def begin(box: sandbox.Sandbox, container: records.ContainerPlan, number: int, *
         ValueError: It cannot share its neighbour's processes.
     """
     name = f"{container['name']}-{number}"
-    run = Run(
+    run = ContainerRun(
         container,
         number,
         directory=os.path.join(box.places.private, "runs", name),
@@ -112,12 +114,12 @@ def begin(box: sandbox.Sandbox, container: records.ContainerPlan, number: int, *
     return run
 
 
-def _begin(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> None:
+def _begin(box: sandbox.PodSandbox, run: ContainerRun, neighbour: ContainerRun | None) -> None:
     container = run.container
     lower = box.images.ready(container["image_file"], offset=container["image_offset"])
     root = images.make_writable(lower, run.root_directory)
     identity = users.identify(
-        container["user"], passwd=inroot.read(lower, "etc/passwd"), group=inroot.read(lower, "etc/group")
+        container["user"], passwd=securejoin.read(lower, "etc/passwd"), group=securejoin.read(lower, "etc/group")
     )
     if box.has_one_id:
         identity.groups = []  # there are none but the one
@@ -152,7 +154,7 @@ def _seccomp(container: records.ContainerPlan) -> dict[str, Any] | None:
     return seccomp.runtime_default(oci.capabilities(container["add_capabilities"], container["drop_capabilities"]))
 
 
-def _neighbour(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> oci.Neighbour | None:
+def _neighbour(box: sandbox.PodSandbox, run: ContainerRun, neighbour: ContainerRun | None) -> oci.Neighbour | None:
     """Whose processes the run shares, if any.
 
     Namespaces are held by descriptors, so that a process id that comes again cannot mean another's.
@@ -171,11 +173,11 @@ def _neighbour(box: sandbox.Sandbox, run: Run, neighbour: Run | None) -> oci.Nei
     paths = {}
     for kind in ("pid", "user"):
         run.held.append(descriptor := os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
-        paths[kind] = inroot.path_of(descriptor)
+        paths[kind] = securejoin.path_of(descriptor)
     return oci.Neighbour(name, processes=paths["pid"], users=paths["user"], ids=ids)
 
 
-def _spawn(box: sandbox.Sandbox, run: Run) -> None:
+def _spawn(box: sandbox.PodSandbox, run: ContainerRun) -> None:
     container = run.container
     argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", run.runtime_log]
     argv += ["create", "--bundle", run.directory, "--pid-file", run.pid_file]
@@ -200,7 +202,7 @@ def _spawn(box: sandbox.Sandbox, run: Run) -> None:
             os.close(descriptor)
 
 
-def launch(box: sandbox.Sandbox, run: Run) -> None:
+def launch(box: sandbox.PodSandbox, run: ContainerRun) -> None:
     """Let the process of a created container go on to the user's program.
 
     This is ``crun start`` without another program's start: the process waits for a byte in a FIFO, and crun takes
@@ -239,7 +241,12 @@ def launch(box: sandbox.Sandbox, run: Run) -> None:
 
 
 def exec_argv(
-    box: sandbox.Sandbox, run: Run, *, process_file: str, pid_file: str, console: consoles.Console | None = None
+    box: sandbox.PodSandbox,
+    run: ContainerRun,
+    *,
+    process_file: str,
+    pid_file: str,
+    console: consoles.Console | None = None,
 ) -> list[str]:
     """The command that starts one more process in a running container; it is told of in a file, not in arguments."""
     argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", pid_file + ".log"]
@@ -247,14 +254,14 @@ def exec_argv(
     return [*argv, *(["--console-socket", console.path] if console else []), run.id]
 
 
-def close_stdin(run: Run) -> None:
+def close_stdin(run: ContainerRun) -> None:
     """End the container's input."""
     if run.stdin is not None:
         os.close(run.stdin)
         run.stdin = None
 
 
-def clean(run: Run) -> None:
+def clean(run: ContainerRun) -> None:
     """Remove the writable layer of a run that has ended, as a restart starts from the image again."""
     import shutil  # noqa: PLC0415 - not before the first container runs
 
@@ -271,7 +278,7 @@ def clean(run: Run) -> None:
     shutil.rmtree(run.directory, ignore_errors=True)
 
 
-def _environment(box: sandbox.Sandbox, container: records.ContainerPlan) -> list[list[str]]:
+def _environment(box: sandbox.PodSandbox, container: records.ContainerPlan) -> list[list[str]]:
     env = [[name, box.fill(value)] for name, value in container["env"]]
     names = {name for name, _ in env}
     if "HOSTNAME" not in names:
@@ -284,7 +291,7 @@ def _environment(box: sandbox.Sandbox, container: records.ContainerPlan) -> list
     return env
 
 
-def _binds(box: sandbox.Sandbox, run: Run) -> list[oci.Bind]:
+def _binds(box: sandbox.PodSandbox, run: ContainerRun) -> list[oci.Bind]:
     container = run.container
     binds = [
         oci.Bind(os.path.join(box.places.private, "shm"), "/dev/shm"),  # noqa: S108 - the container's

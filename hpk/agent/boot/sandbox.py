@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SHM_SIZE = "64m"  # containerd's
 
 
-class Facts:
+class JobFacts:
     """What only the job knows: ``key=value`` arguments, written by the job script (see hpk.network.sandbox)."""
 
     def __init__(self, arguments: list[str]) -> None:
@@ -54,10 +54,10 @@ class Places:
         self.runtime = os.path.join(self.private, "crun")
 
 
-class Sandbox:
+class PodSandbox:
     """The pod's surroundings in this job."""
 
-    def __init__(self, plan: records.PodPlan, facts: Facts, *, places: Places) -> None:
+    def __init__(self, plan: records.PodPlan, facts: JobFacts, *, places: Places) -> None:
         self.plan = plan
         self.facts = facts
         self.places = places

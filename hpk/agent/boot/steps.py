@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class Start:
     """What the first milliseconds led to."""
 
-    def __init__(self, plan: records.PodPlan, box: sandbox.Sandbox) -> None:
+    def __init__(self, plan: records.PodPlan, box: sandbox.PodSandbox) -> None:
         self.plan = plan
         self.box = box
-        self.begun: dict[str, runs.Run | Exception] = {}
+        self.begun: dict[str, runs.ContainerRun | Exception] = {}
         self.failure: tuple[str, str] | None = None
         """Event reason and message, if there can be no pod here."""
         self.stages: list[tuple[str, float]] = []
@@ -30,13 +30,13 @@ class Start:
         self.stages.append((stage, time.time()))
 
 
-def begin(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -> Start:
+def begin(plan: records.PodPlan, facts: sandbox.JobFacts, places: sandbox.Places) -> Start:
     """Make the sandbox and ask crun for the first containers; faults are in the result.
 
     Raises:
         claim.Taken: Another job runs the pod.
     """
-    box = sandbox.Sandbox(plan, facts, places=places)
+    box = sandbox.PodSandbox(plan, facts, places=places)
     start = Start(plan, box)
     # What containers inherit must depend neither on the job script, which has umask 077, nor on the user's shell.
     os.umask(0o022)
@@ -85,7 +85,7 @@ def _begin_containers(start: Start) -> None:
     start.mark("process")
 
 
-def _launched(box: sandbox.Sandbox, run: runs.Run) -> runs.Run | Exception:
+def _launched(box: sandbox.PodSandbox, run: runs.ContainerRun) -> runs.ContainerRun | Exception:
     """Wait for crun and let the container's process go; crun's own complaints are left to whoever takes over."""
     run.created = processes.wait(run.starter)
     if run.created == 0:

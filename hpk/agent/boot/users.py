@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from hpk import records
 
 
-class Identity:
+class ContainerUser:
     """Numbers for the OCI configuration."""
 
     def __init__(self, uid: int, gid: int, groups: list[int]) -> None:
@@ -16,7 +16,7 @@ class Identity:
         self.groups = groups
 
 
-def identify(user: records.User, *, passwd: bytes, group: bytes) -> Identity:
+def identify(user: records.User, *, passwd: bytes, group: bytes) -> ContainerUser:
     """Resolve the plan's user as containerd does.
 
     A uid or gid of the security context wins over the image's USER; the gid is else the user's own in passwd,
@@ -38,7 +38,7 @@ def identify(user: records.User, *, passwd: bytes, group: bytes) -> Identity:
     extra = list(user["groups"])
     if entry:
         extra += [int(line[2]) for line in groups if entry[0] in line[3].split(",")]
-    return Identity(uid, gid, sorted(set(extra) - {gid}))
+    return ContainerUser(uid, gid, sorted(set(extra) - {gid}))
 
 
 def _table(data: bytes, *, fields: int) -> list[list[str]]:

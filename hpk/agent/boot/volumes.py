@@ -12,7 +12,7 @@ import stat
 import time
 
 from hpk import jobdir
-from hpk.agent.boot import inroot, linux
+from hpk.agent.boot import linux, securejoin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ class Volumes:
         try:
             mode = stat.S_IMODE(os.stat(whole).st_mode)
             own_name = self._names.get(mount["volume"], "")
-            descriptor = inroot.hold(whole, path, create_mode=mode, beneath=own_name)
+            descriptor = securejoin.hold(whole, path, create_mode=mode, beneath=own_name)
         except OSError as error:
             # Only the job's output says more: the message could tell of the node's files.
             print(f"container {container}: Cannot mount subPath {path}: {error}", flush=True)  # noqa: T201
             raise SubPathFailed(mount["volume"], container) from error
-        return inroot.path_of(descriptor), descriptor
+        return securejoin.path_of(descriptor), descriptor
 
     def directory(self, name: str) -> str:
         """Where a volume is."""
@@ -164,7 +164,7 @@ class Volumes:
         kind = volume.get("host_path_type", "")
         self._names[volume["name"]] = path
         try:
-            descriptor = inroot.hold(self._host, path)
+            descriptor = securejoin.hold(self._host, path)
         except FileNotFoundError:
             descriptor = self._create_host_path(path, kind)
         self._held.append(descriptor)
@@ -174,20 +174,20 @@ class Volumes:
             raise MountFailed(
                 volume["name"], f"hostPath type check failed: {path} is not a {_WORDS[wanted]}, it's a {found}"
             )
-        return inroot.path_of(descriptor)
+        return securejoin.path_of(descriptor)
 
     def _create_host_path(self, path: str, kind: str) -> int:
         """Make what may be made; a hostPath without type becomes a directory, as containerd has it."""
         if kind in ("", "DirectoryOrCreate"):
-            return inroot.hold(self._host, path, create_mode=0o755)
+            return securejoin.hold(self._host, path, create_mode=0o755)
         if kind == "FileOrCreate":
-            parent = inroot.hold(self._host, os.path.dirname(path))
+            parent = securejoin.hold(self._host, os.path.dirname(path))
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
                 os.close(os.open(os.path.basename(path), flags, 0o644, dir_fd=parent))
             finally:
                 os.close(parent)
-            return inroot.hold(self._host, path)
+            return securejoin.hold(self._host, path)
         raise OSError(
             f"hostPath type check failed, {path} is not a {_WORDS[kind]}, unable to determine its type: "
             "no such file or directory"

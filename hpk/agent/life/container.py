@@ -20,7 +20,7 @@ CONFIGURATION_SECONDS = 10.0
 """How often it is tried again to configure a container."""
 
 
-class Container:
+class ContainerRunner:
     """A container of the pod."""
 
     def __init__(self, plan: records.ContainerPlan, *, context: podcontext.PodContext) -> None:
@@ -30,7 +30,7 @@ class Container:
         self._recorder = recording.Recorder(context.reporter, plan["name"], is_init=self.is_init)
         self._number = 0
         self._back_off = restarts.BackOff()
-        self._begun: runs.Run | Exception | None = None
+        self._begun: runs.ContainerRun | Exception | None = None
         self._running: running.RunningContainer | None = None
         self._wants_stop = asyncio.Event()
         self._has_changed = asyncio.Event()
@@ -47,7 +47,7 @@ class Container:
         return self.plan["kind"] == "init"
 
     @property
-    def run(self) -> runs.Run | None:
+    def run(self) -> runs.ContainerRun | None:
         """The run whose process lives now."""
         return self._running.run if self._running else None
 
@@ -56,7 +56,7 @@ class Container:
         """Of that run's output."""
         return self._running.capture if self._running else None
 
-    def adopt(self, begun: runs.Run | Exception) -> None:
+    def adopt(self, begun: runs.ContainerRun | Exception) -> None:
         """Take over the first run, which began before the event loop did."""
         self._begun = begun
 
@@ -99,7 +99,7 @@ class Container:
 
     async def _run_once(self) -> records.Terminated | None:
         """One run, from crun to the last byte of its log; None if the container is stopped before it can be made."""
-        begun: runs.Run | Exception
+        begun: runs.ContainerRun | Exception
         if self._begun is None and self._has_changed.is_set():
             self._has_changed.clear()
             self.record["image_id"] = self.plan["image_id"]
@@ -132,7 +132,7 @@ class Container:
                 await self._wants_stop.wait()
         return not self._wants_stop.is_set()
 
-    async def _attend(self, run: runs.Run) -> records.Terminated:
+    async def _attend(self, run: runs.ContainerRun) -> records.Terminated:
         self._running = running.RunningContainer(
             self._context,
             run,

@@ -27,10 +27,10 @@ class GivenUp(Exception):
     """Nobody waits for the measurement any more."""
 
 
-class Meter:
+class DiskMeter:
     """Measures one pod's directories; blocking, for a thread."""
 
-    def __init__(self, box: sandbox.Sandbox) -> None:
+    def __init__(self, box: sandbox.PodSandbox) -> None:
         self._box = box
         self.is_given_up = False
 
@@ -94,10 +94,10 @@ class Meter:
         return total
 
 
-async def watch(box: sandbox.Sandbox, *, on_exceeded: Callable[[str], None]) -> None:
+async def watch(box: sandbox.PodSandbox, *, on_exceeded: Callable[[str], None]) -> None:
     """Look every ten seconds, or less often where that takes long, until a limit is exceeded; then say which."""
     limits = box.plan.get("disk_limits") or []
-    meter, pause = Meter(box), PERIOD_SECONDS
+    meter, pause = DiskMeter(box), PERIOD_SECONDS
     try:
         while limits:
             await asyncio.sleep(pause)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hpk.agent.life import podcontext
 
 
-class Ephemeral(container.Container):
+class EphemeralRunner(container.ContainerRunner):
     """As another, but its image comes late, and it may share the processes of a container that is not there yet."""
 
     def __init__(
@@ -20,7 +20,7 @@ class Ephemeral(container.Container):
         plan: records.ContainerPlan,
         *,
         context: podcontext.PodContext,
-        target: container.Container | None = None,
+        target: container.ContainerRunner | None = None,
     ) -> None:
         """Know what to run.
 
@@ -45,7 +45,7 @@ class Ephemeral(container.Container):
         self.adopt(begun)
         return await super().live()
 
-    async def _begin(self) -> runs.Run | Exception | None:
+    async def _begin(self) -> runs.ContainerRun | Exception | None:
         """Ask crun for it; None if the pod ends before."""
         try:
             await starting.mount(self._context, self.plan)
@@ -62,7 +62,7 @@ class Ephemeral(container.Container):
             return None
         return starting.begin(self._context, self.plan, 0, neighbour=self._target.run if self._target else None)
 
-    async def _wait_for(self, target: container.Container) -> None:
+    async def _wait_for(self, target: container.ContainerRunner) -> None:
         """Wait until it runs, will not run, or the pod ends; and say so."""
         name = target.plan["name"]
         why = f"Cannot share the processes of container {name} yet: it is not running"

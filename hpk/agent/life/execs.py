@@ -43,7 +43,7 @@ class ExecTarget(Protocol):
     plan: records.ContainerPlan
 
     @property
-    def run(self) -> runs.Run | None:
+    def run(self) -> runs.ContainerRun | None:
         """The run whose process lives now."""
 
 
@@ -68,7 +68,7 @@ class Command:
     def __init__(
         self,
         context: podcontext.PodContext,
-        run: runs.Run,
+        run: runs.ContainerRun,
         argv: list[str],
         *,
         files: dict[int, int],

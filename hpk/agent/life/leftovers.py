@@ -13,7 +13,7 @@ _ROUNDS = 20
 """Of looking for more: what is being killed may have had children meanwhile."""
 
 
-def kill(run: runs.Run) -> None:
+def kill(run: runs.ContainerRun) -> None:
     """Kill all processes of a run whose first one has ended; nothing to do where it had a PID namespace of its own."""
     for _ in range(_ROUNDS if run.mounts else 0):
         left = [process for process in os.listdir("/proc") if process.isdecimal() and _mounts(process) == run.mounts]

@@ -56,7 +56,7 @@ class Watcher:
 
     def __init__(self, *, job: cgroup.MemoryCgroup | None = None, proc: str = "/proc") -> None:
         self._job = job
-        self._meter = Meter(proc)
+        self._meter = MemoryMeter(proc)
         self._watched: list[Watched] = []
         self._task: asyncio.Task[None] | None = None
         self.kills = Kills(job.kills if job else lambda: 0)
@@ -93,7 +93,7 @@ class Watcher:
         return self._meter.exceeded(watched) if watched else []
 
 
-class Meter:
+class MemoryMeter:
     """Measures containers by their processes."""
 
     def __init__(self, proc: str = "/proc") -> None:

@@ -26,21 +26,21 @@ _KILL_MARGIN_SECONDS = 2.5
 """Kept from Slurm's KillWait for the last report and for cleaning."""
 
 
-class Pod:
+class PodRunner:
     """All containers, and the wish to end them."""
 
-    def __init__(self, context: podcontext.PodContext, *, begun: dict[str, runs.Run | Exception]) -> None:
+    def __init__(self, context: podcontext.PodContext, *, begun: dict[str, runs.ContainerRun | Exception]) -> None:
         self._context = context
-        self._containers = [container.Container(plan, context=context) for plan in context.plan["containers"]]
+        self._containers = [container.ContainerRunner(plan, context=context) for plan in context.plan["containers"]]
         for one in self._containers:
             if one.plan["name"] in begun:
                 one.adopt(begun[one.plan["name"]])
         self._limit: deadline.Deadline | None = None
         self._has_begun = False
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: dict[container.Container, asyncio.Task[bool]] = {}
+        self._tasks: dict[container.ContainerRunner, asyncio.Task[bool]] = {}
 
-    def find(self, name: str) -> container.Container | None:
+    def find(self, name: str) -> container.ContainerRunner | None:
         """The container of this name, if the pod has it."""
         return next((one for one in self._containers if one.plan["name"] == name), None)
 
@@ -58,12 +58,12 @@ class Pod:
         reporter.changed()
         # Where all processes are shared there is none to wait for.
         target = None if self._context.plan.get("share_processes") else self.find(plan.get("target", ""))
-        one = ephemeral.Ephemeral(plan, context=self._context, target=target)
+        one = ephemeral.EphemeralRunner(plan, context=self._context, target=target)
         self._containers.append(one)
         self._start(one)
 
     @property
-    def _apps(self) -> list[container.Container]:
+    def _apps(self) -> list[container.ContainerRunner]:
         return [one for one in self._containers if one.plan["kind"] == "app"]
 
     async def live(self) -> None:
@@ -149,11 +149,11 @@ class Pod:
         for one in self._apps:
             await self._unless_stopping(one.progress.is_done)
 
-    def _start(self, one: container.Container) -> asyncio.Task[bool]:
+    def _start(self, one: container.ContainerRunner) -> asyncio.Task[bool]:
         self._tasks[one] = asyncio.create_task(self._guarded(one), name=f"container {one.plan['name']}")
         return self._tasks[one]
 
-    async def _guarded(self, one: container.Container) -> bool:
+    async def _guarded(self, one: container.ContainerRunner) -> bool:
         """Let a container live; whether its last run succeeded.  A fault of ours ends it, and no other."""
         try:
             return await one.live()

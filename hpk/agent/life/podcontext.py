@@ -20,9 +20,9 @@ class PodContext:
 
     def __init__(
         self,
-        box: sandbox.Sandbox,
+        box: sandbox.PodSandbox,
         *,
-        reporter: report.Reporter,
+        reporter: report.AgentReporter,
         reaper: reaping.Reaper,
         writer: logs.Writer,
         job: cgroup.MemoryCgroup | None = None,
@@ -45,7 +45,7 @@ class PodContext:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def retire(self, run: runs.Run | Exception) -> None:
+    def retire(self, run: runs.ContainerRun | Exception) -> None:
         """Remove what a run that has ended left behind, when there is time for it."""
         if not isinstance(run, Exception):
             runs.close_stdin(run)  # here and not in the thread: sessions close it too

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Recorder:
     """Writes it into the pod's report, and has that sent."""
 
-    def __init__(self, reporter: report.Reporter, name: str, *, is_init: bool) -> None:
+    def __init__(self, reporter: report.AgentReporter, name: str, *, is_init: bool) -> None:
         self._reporter, self._name, self._is_init = reporter, name, is_init
 
     @property
@@ -67,7 +67,7 @@ class Recorder:
         self.record.update({"state": "terminated", "reason": "", "message": "", "terminated": ended})
         self._reporter.changed()
 
-    def running(self, run: runs.Run, plan: records.ContainerPlan) -> None:
+    def running(self, run: runs.ContainerRun, plan: records.ContainerPlan) -> None:
         """Say that its process lives."""
         has_startup, has_readiness = bool(plan.get("startup_probe")), bool(plan.get("readiness_probe"))
         self.record.update(
@@ -100,7 +100,7 @@ class Recorder:
             self._reporter.changed()
 
     def ended(
-        self, run: runs.Run, status: int, *, finished_at: float, message: str, is_over_memory: bool
+        self, run: runs.ContainerRun, status: int, *, finished_at: float, message: str, is_over_memory: bool
     ) -> records.Terminated:
         """Say how a run ended, and return it.
 

@@ -29,7 +29,7 @@ REFILL_SECONDS = 300.0
 """A pod may have so many events of a type told at once, then one in this time: the kubelet would post no more."""
 
 
-class Uplink(Protocol):
+class Publisher(Protocol):
     """Who is told of each report that is on the disk."""
 
     def publish(self, sequence: int, data: bytes) -> None:
@@ -62,7 +62,7 @@ class Worth:
         return is_told
 
 
-class Reporter:
+class AgentReporter:
     """Holds the truth about the pod; every change goes out, several at once if they come quickly."""
 
     def __init__(self, report: records.Report, *, path: str) -> None:
@@ -71,7 +71,7 @@ class Reporter:
         self._is_dirty = asyncio.Event()
         self._is_out = asyncio.Event()
         self._stored = -1
-        self._uplink: Uplink | None = None
+        self._uplink: Publisher | None = None
         self._last: tuple[int, bytes] | None = None
         self._worth = Worth()
 
@@ -85,7 +85,7 @@ class Reporter:
         """Whether the report as it is now is on the disk."""
         return self._stored == self._report["sequence"]
 
-    def attach(self, uplink: Uplink) -> None:
+    def attach(self, uplink: Publisher) -> None:
         """From now on tell this one, first of the newest report."""
         self._uplink = uplink
         if self._last:
@@ -177,7 +177,7 @@ class Reporter:
                 await self._is_out.wait()
 
 
-def exit_code(reporter: Reporter, plan: records.PodPlan, *, is_heard: bool) -> int:
+def exit_code(reporter: AgentReporter, plan: records.PodPlan, *, is_heard: bool) -> int:
     """Return the agent's exit code: 0 where the kubelet or the disk has the last report."""
     if is_heard or reporter.is_stored:
         return 0

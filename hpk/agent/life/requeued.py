@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hpk.agent.boot import sandbox
 
 
-def refuse(plan: records.PodPlan, facts: sandbox.Facts, places: sandbox.Places) -> int:
+def refuse(plan: records.PodPlan, facts: sandbox.JobFacts, places: sandbox.Places) -> int:
     """Report that the pod is over: what ran in the first life of the job is lost; unless another job has the pod."""
     try:
         claim.take(places.pod.claim, facts.job_id)  # that no other job runs the pod after it was given up

@@ -58,7 +58,7 @@ class RunningContainer:
     def __init__(
         self,
         context: podcontext.PodContext,
-        run: runs.Run,
+        run: runs.ContainerRun,
         plan: records.ContainerPlan,
         *,
         recorder: recording.Recorder,
@@ -85,7 +85,7 @@ class RunningContainer:
         """Of its output, while its process lives."""
 
     @property
-    def run(self) -> runs.Run | None:
+    def run(self) -> runs.ContainerRun | None:
         """The run, while its process lives."""
         return self._run if self.is_running else None
 
@@ -252,7 +252,7 @@ class RunningContainer:
             os.kill(self._run.process_id, number)
 
 
-def _runtime_message(run: runs.Run, *, default: str = "crun could not start the container") -> str:
+def _runtime_message(run: runs.ContainerRun, *, default: str = "crun could not start the container") -> str:
     try:
         with open(run.runtime_log, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file if line.strip()]

@@ -23,7 +23,7 @@ SAME_SECONDS = 1.0
 """``scancel --full`` reaches the job's script, Apptainer and the agent; it is one signal to the containers."""
 
 
-class Target(Protocol):
+class SignalTarget(Protocol):
     """The pod."""
 
     def end(self, reason: str) -> None:
@@ -80,7 +80,7 @@ class Handlers:
             callback()
 
 
-def listen(handlers: Handlers, pod: Target, plan: records.Warning | None) -> None:
+def listen(handlers: Handlers, pod: SignalTarget, plan: records.Warning | None) -> None:
     """Act on signals from now on, also on those that were blocked until now.
 
     Args:
@@ -101,7 +101,7 @@ def listen(handlers: Handlers, pod: Target, plan: records.Warning | None) -> Non
 class _Forward:
     """Hands a signal on; what comes several times within a moment was sent once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pod: Target) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pod: SignalTarget) -> None:
         self._loop, self._pod = loop, pod
         self._sent_at: float | None = None
 
@@ -112,7 +112,7 @@ class _Forward:
             self._pod.signal(number)
 
 
-def _warn(loop: asyncio.AbstractEventLoop, pod: Target, warning: records.Warning) -> None:
+def _warn(loop: asyncio.AbstractEventLoop, pod: SignalTarget, warning: records.Warning) -> None:
     """Do what the pod wants when its job nears its time limit.  Slurm warns once: this is no echo."""
     if warning["signal"] is not None:
         loop.call_later(warning["signal_after"], pod.signal, warning["signal"])

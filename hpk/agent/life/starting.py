@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
 
 def begin(
-    context: podcontext.PodContext, plan: records.ContainerPlan, number: int, *, neighbour: runs.Run | None = None
-) -> runs.Run | Exception:
+    context: podcontext.PodContext,
+    plan: records.ContainerPlan,
+    number: int,
+    *,
+    neighbour: runs.ContainerRun | None = None,
+) -> runs.ContainerRun | Exception:
     """Start crun, or say why that cannot be; a container's faults are its own, not the agent's."""
     try:
         return runs.begin(context.box, plan, number, neighbour=neighbour)
@@ -24,7 +28,9 @@ def begin(
         return error
 
 
-async def begin_anew(context: podcontext.PodContext, plan: records.ContainerPlan, number: int) -> runs.Run | Exception:
+async def begin_anew(
+    context: podcontext.PodContext, plan: records.ContainerPlan, number: int
+) -> runs.ContainerRun | Exception:
     """Do the same with a plan whose image may be new to the pod."""
     try:
         await mount(context, plan)

@@ -20,7 +20,7 @@ LOOK_SECONDS = 2.0
 """How often an agent that is off the line looks; one that is connected never does."""
 
 
-class Target(Protocol):
+class WishTarget(Protocol):
     """The pod."""
 
     def end(self, reason: str, *, message: str = "", grace_seconds: float | None = None) -> None:
@@ -30,7 +30,7 @@ class Target(Protocol):
 class Wishes:
     """Looks for the kubelet's wish, and has the pod ended by it."""
 
-    def __init__(self, path: str, pod: Target, *, is_connected: Callable[[], bool]) -> None:
+    def __init__(self, path: str, pod: WishTarget, *, is_connected: Callable[[], bool]) -> None:
         self._path, self._pod, self._is_connected = path, pod, is_connected
         self._is_signalled = asyncio.Event()
 

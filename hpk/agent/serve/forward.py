@@ -19,7 +19,7 @@ _ADDRESSES = ((socket.AF_INET, "127.0.0.1", "tcp4"), (socket.AF_INET6, "::1", "t
 _HIGHEST_PORT = 65535
 
 
-class Refused(Exception):
+class NoListener(Exception):
     """Nobody listens; the text is as containerd words it."""
 
 
@@ -29,7 +29,7 @@ async def serve(port: int, client: peer.Peer) -> sessions.Ended:
         return sessions.Ended(error=f"port {port} is not between 1 and {_HIGHEST_PORT}", reason="InvalidPort")
     try:
         connection = await _connect(port)
-    except Refused as error:
+    except NoListener as error:
         return sessions.Ended(error=str(error), reason="ConnectionRefused")
     with connection:
         ways = [
@@ -69,7 +69,7 @@ async def _connect(port: int) -> socket.socket:
         else:
             return connection
     four, six = failures
-    raise Refused(f"failed to connect to localhost:{port} inside the pod, IPv4: {four} IPv6 {six}")
+    raise NoListener(f"failed to connect to localhost:{port} inside the pod, IPv4: {four} IPv6 {six}")
 
 
 async def _to_port(connection: socket.socket, client: peer.Peer) -> None:

@@ -30,7 +30,7 @@ _CHANNELS = {"stdout": sessions.STDOUT, "stderr": sessions.STDERR}
 class Server:
     """Serves the sessions of this pod."""
 
-    def __init__(self, context: podcontext.PodContext, the_pod: pod.Pod) -> None:
+    def __init__(self, context: podcontext.PodContext, the_pod: pod.PodRunner) -> None:
         self._context = context
         self._pod = the_pod
 
@@ -52,7 +52,7 @@ class Server:
         return await _exec(self._context, target.run, request, client)
 
 
-def _not_running(target: container.Container) -> sessions.Ended:
+def _not_running(target: container.ContainerRunner) -> sessions.Ended:
     name, record = target.plan["name"], target.record
     state = f"{record['state']}: {record['reason']}" if record["reason"] else record["state"]
     return sessions.Ended(error=f'container not found ("{name}"): it is {state}', reason="ContainerNotRunning")
@@ -62,7 +62,7 @@ def _not_running(target: container.Container) -> sessions.Ended:
 
 
 async def _exec(
-    context: podcontext.PodContext, run: runs.Run, request: sessions.Exec, client: peer.Peer
+    context: podcontext.PodContext, run: runs.ContainerRun, request: sessions.Exec, client: peer.Peer
 ) -> sessions.Ended:
     """Run a command; as a CRI runtime does, it is killed when its client goes, but not what it left behind."""
     if not request.argv:
@@ -91,7 +91,7 @@ class _Ends:
 
 
 def _with_pipes(
-    context: podcontext.PodContext, run: runs.Run, request: sessions.Exec, stack: contextlib.ExitStack
+    context: podcontext.PodContext, run: runs.ContainerRun, request: sessions.Exec, stack: contextlib.ExitStack
 ) -> tuple[execs.Command, _Ends]:
     """Start a command on pipes; what the client does not want goes to /dev/null."""
     ends = _Ends()
@@ -116,7 +116,7 @@ def _with_pipes(
 
 
 async def _with_terminal(
-    context: podcontext.PodContext, run: runs.Run, request: sessions.Exec, stack: contextlib.ExitStack
+    context: podcontext.PodContext, run: runs.ContainerRun, request: sessions.Exec, stack: contextlib.ExitStack
 ) -> tuple[execs.Command, _Ends]:
     """Start a command on a terminal of its own, made by crun in the container."""
     console = consoles.Console(context.box.places.private)
@@ -220,7 +220,7 @@ async def _feed(client: peer.Peer, ends: _Ends, on_closed: Callable[[], None]) -
 
 
 async def _attach(
-    target: container.Container, run: runs.Run, request: sessions.Attach, client: peer.Peer
+    target: container.ContainerRunner, run: runs.ContainerRun, request: sessions.Attach, client: peer.Peer
 ) -> sessions.Ended:
     """Show what the container writes, and hand on input, until its run or the client ends.
 
@@ -263,7 +263,7 @@ async def _attach(
     return sessions.Ended()
 
 
-def _ends_of(run: runs.Run, *, has_terminal: bool, has_input: bool) -> _Ends:
+def _ends_of(run: runs.ContainerRun, *, has_terminal: bool, has_input: bool) -> _Ends:
     """What a client that attaches gets of a run's streams: descriptors of its own, for others may be attached, too."""
     ends = _Ends()
     if run.stdin is not None and (has_terminal or has_input):

@@ -38,7 +38,7 @@ class Uplink:
         self,
         dial: Callable[[], Awaitable[client.LinkClient]],
         *,
-        reporter: report.Reporter,
+        reporter: report.AgentReporter,
         ringer: doorbell.Ringer,
         is_patient: bool,
     ) -> None:

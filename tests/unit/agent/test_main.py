@@ -100,7 +100,7 @@ print(ssl.OPENSSL_VERSION_INFO[0] > 0)
 
 def test_kills_are_counted_before_the_process_is_let_go(tmp_path: Path) -> None:
     """What the kernel kills from then on may be the container's."""
-    run = runs.Run(container("c"), 0, directory=str(tmp_path), root_directory=str(tmp_path))
+    run = runs.ContainerRun(container("c"), 0, directory=str(tmp_path), root_directory=str(tmp_path))
     (tmp_path / "pid").write_text("7")
     (tmp_path / run.id).mkdir()
     os.mkfifo(fifo := tmp_path / run.id / "exec.fifo")
@@ -122,7 +122,7 @@ def test_kills_are_counted_before_the_process_is_let_go(tmp_path: Path) -> None:
 
 def test_facts_come_from_the_job_script() -> None:
     """Empty ones have defaults: Slurm sets SLURM_RESTART_COUNT only when there is one."""
-    facts = sandbox.Facts(["job_id=7", "restart_count=", "gpus=0,1", "host_ip=10.0.0.1", "kill_wait=5", "odd"])
+    facts = sandbox.JobFacts(["job_id=7", "restart_count=", "gpus=0,1", "host_ip=10.0.0.1", "kill_wait=5", "odd"])
     assert (facts.job_id, facts.restart_count, facts.gpus) == ("7", 0, "0,1")
     assert (facts.kill_wait_seconds, facts.host_ip, facts.node) == (5.0, "10.0.0.1", "")
 
@@ -137,7 +137,7 @@ def refused(directory: Path, old: dict[str, Any] | None) -> dict[str, Any]:
     places = sandbox.Places(pod=str(directory))
     if old is not None:
         jobdir.write_json(places.pod.report, old)
-    assert requeued.refuse(plan(), sandbox.Facts(["job_id=7", "restart_count=1"]), places) == 0
+    assert requeued.refuse(plan(), sandbox.JobFacts(["job_id=7", "restart_count=1"]), places) == 0
     report: dict[str, Any] = json.loads((directory / "report.json").read_text())
     return report
 
@@ -180,7 +180,7 @@ import resource, sys
 from hpk.agent.boot import sandbox, steps
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
 plan = {"version": 0, "network": "host"}
-start = steps.begin(plan, sandbox.Facts([]), sandbox.Places(scratch=sys.argv[1]))
+start = steps.begin(plan, sandbox.JobFacts([]), sandbox.Places(scratch=sys.argv[1]))
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], start.failure[0])
 """
 

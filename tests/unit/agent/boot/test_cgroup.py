@@ -189,7 +189,7 @@ def test_crun_sees_cgroups_of_version_2_or_none(
     """It refuses to start anything where both versions are mounted, as they are on many nodes."""
     covered: list[str] = []
     monkeypatch.setattr(linux, "mount", lambda _source, target, *_more, **_options: covered.append(target))
-    box = sandbox.Sandbox.__new__(sandbox.Sandbox)
+    box = sandbox.PodSandbox.__new__(sandbox.PodSandbox)
     box.cgroups = None
     box._cover_cgroups(mounts)
     assert covered == covers

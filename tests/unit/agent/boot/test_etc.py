@@ -73,7 +73,7 @@ def test_a_sandbox_has_the_files_that_its_plan_says(tmp_path: Path) -> None:
         "resolv_conf": "nameserver 10.0.0.1\n",
         "dns": added("192.0.2.53"),
     }
-    box = sandbox.Sandbox(plan, sandbox.Facts(["host_ip=10.0.0.7"]), places=sandbox.Places(scratch=str(tmp_path)))
+    box = sandbox.PodSandbox(plan, sandbox.JobFacts(["host_ip=10.0.0.7"]), places=sandbox.Places(scratch=str(tmp_path)))
     directory = tmp_path / "private/etc"
     directory.mkdir(parents=True)
     box._write_etc()

@@ -32,7 +32,7 @@ def configuration(*binds: oci.Bind, env: list[list[str]] | None = None, **change
     return oci.configuration(
         plan(**changes),
         root="/root",
-        identity=users.Identity(0, 0, []),
+        identity=users.ContainerUser(0, 0, []),
         argv=["true"],
         env=env or [],
         binds=list(binds),
@@ -106,7 +106,7 @@ def with_one_id(uid: int, gid: int) -> dict[str, Any]:
     return oci.configuration(
         plan(),
         root="/root",
-        identity=users.Identity(uid, gid, []),
+        identity=users.ContainerUser(uid, gid, []),
         argv=["true"],
         env=[],
         binds=[],

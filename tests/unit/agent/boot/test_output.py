@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[4]
 def test_a_full_disk_ends_nobody() -> None:
     """What could not be written is gone: it does not wait for the next line."""
     full, (end, ours) = os.open("/dev/full", os.O_WRONLY), os.pipe()
-    stream: Any = output.Output(full)
+    stream: Any = output.JobOutput(full)
     print("one", file=stream, flush=True)
     os.dup2(ours, full)
     print("two \udcff", file=stream)

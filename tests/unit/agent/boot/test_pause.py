@@ -66,7 +66,7 @@ def test_one_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_run_of_such_a_pod_is_in_its_namespace(tmp_path: Path) -> None:
     """Held by descriptors, and known to leave processes behind; other pods' runs have their own."""
     plan: Any = {"name": "c"}
-    run = runs.Run(plan, 0, directory=str(tmp_path), root_directory=str(tmp_path))
+    run = runs.ContainerRun(plan, 0, directory=str(tmp_path), root_directory=str(tmp_path))
     box: Any = SimpleNamespace(pause=0)
     assert runs._neighbour(box, run, None) is None
     assert not run.shares_processes

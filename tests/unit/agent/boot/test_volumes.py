@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpk.agent.boot import inroot, volumes
+from hpk.agent.boot import securejoin, volumes
 
 
 def make(tmp_path: Path, volume: dict[str, Any], **options: Any) -> volumes.Volumes:
@@ -132,14 +132,14 @@ def test_links_that_never_end_are_an_error(tmp_path: Path) -> None:
     """A loop of links does not hang the agent."""
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="too many links"):
-        inroot.hold(str(tmp_path), "loop")
+        securejoin.hold(str(tmp_path), "loop")
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
     """A pipe in place of passwd does not hang the agent; a missing file is empty."""
     os.mkfifo(tmp_path / "passwd")
-    assert inroot.read(str(tmp_path), "passwd") == b""
-    assert inroot.read(str(tmp_path), "missing") == b""
+    assert securejoin.read(str(tmp_path), "passwd") == b""
+    assert securejoin.read(str(tmp_path), "missing") == b""
 
 
 @pytest.mark.parametrize("kind", ["", "DirectoryOrCreate"])

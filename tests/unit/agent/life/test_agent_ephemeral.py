@@ -156,7 +156,7 @@ def configuration(neighbour: oci.Neighbour, *, uid: int, one_id: str | None) -> 
     return oci.configuration(
         oci_plan(),
         root="/root",
-        identity=users.Identity(uid, uid, []),
+        identity=users.ContainerUser(uid, uid, []),
         argv=["true"],
         env=[],
         binds=[],
@@ -202,7 +202,7 @@ def test_what_it_leaves_behind_is_killed(tmp_path: Path, monkeypatch: pytest.Mon
 
     fake = SimpleNamespace(listdir=lambda _: list(spaces), kill=kill, readlink=lambda path: spaces[path.split("/")[2]])
     monkeypatch.setattr(leftovers, "os", fake)
-    run = runs.Run(debug("d", ""), 0, directory=str(tmp_path), root_directory=str(tmp_path))
+    run = runs.ContainerRun(debug("d", ""), 0, directory=str(tmp_path), root_directory=str(tmp_path))
     leftovers.kill(run)
     assert killed == []
     run.mounts = "mnt:[2]"

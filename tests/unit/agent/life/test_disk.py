@@ -57,7 +57,7 @@ def fill(path: Path, kib: int) -> None:
 
 def exceeded(box: Any, *limits: Any) -> str:
     """The message of the limit that is exceeded; empty if none is."""
-    found = disk.Meter(box).exceeded(list(limits))
+    found = disk.DiskMeter(box).exceeded(list(limits))
     return found["message"] if found else ""
 
 
@@ -115,7 +115,7 @@ async def test_a_pod_without_limits_costs_nothing(box: Any) -> None:
 
 def test_a_measurement_can_be_given_up(box: Any) -> None:
     """A pod that ends does not wait for a walk through millions of files."""
-    meter = disk.Meter(box)
+    meter = disk.DiskMeter(box)
     meter.is_given_up = True
     with pytest.raises(disk.GivenUp):
         meter.exceeded([limit("volume", "v", 1)])

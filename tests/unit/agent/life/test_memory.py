@@ -56,7 +56,7 @@ def watched(process: int, limit: int, *tmpfs: str) -> memory.Watched:
 
 def over(proc: Proc, *containers: memory.Watched) -> list[int]:
     """Whose limit is exceeded, by their first processes."""
-    return [one.process for one in memory.Meter(str(proc.root)).exceeded(containers)]
+    return [one.process for one in memory.MemoryMeter(str(proc.root)).exceeded(containers)]
 
 
 def test_pages_that_forked_processes_share_count_once(proc: Proc) -> None:
@@ -98,7 +98,7 @@ def test_a_process_id_that_came_again_is_another_process(proc: Proc, tmp_path: P
     proc.add(10, mounts="mnt:[1]", own=1)
     proc.add(11, mounts="mnt:[1]", parent=10, own=1)
     proc.add(20, mounts="mnt:[2]", own=1)
-    meter = memory.Meter(str(tmp_path))
+    meter = memory.MemoryMeter(str(tmp_path))
     assert meter.exceeded([one, two]) == []
     (tmp_path / "11/stat").write_text(f"11 (x) S 20 {'0 ' * 17}77 0 {60 * MIB // os.sysconf('SC_PAGE_SIZE')} 0\n")
     (tmp_path / "11/status").write_text(f"RssAnon: {60 * 1024} kB\n")
@@ -145,7 +145,7 @@ def test_real_children_share_a_real_parent_s_pages() -> None:
         assert parent.stdin
         assert parent.stdout
         family = [int(word) for word in parent.stdout.readline().split()]
-        meter = memory.Meter()
+        meter = memory.MemoryMeter()
         cheap = {process: meter._own_bytes(process) for process in family}
         exact = meter._exact_bytes(cheap, 0)
         parent.stdin.close()
@@ -160,11 +160,11 @@ async def test_the_job_s_cgroup_spares_the_look_at_processes(
     monkeypatch.setattr(memory, "PERIOD_SECONDS", 0.001)
     looked: list[int] = []
 
-    def exceeded(_self: memory.Meter, containers: tuple[memory.Watched, ...]) -> list[memory.Watched]:
+    def exceeded(_self: memory.MemoryMeter, containers: tuple[memory.Watched, ...]) -> list[memory.Watched]:
         looked.extend(one.process for one in containers)
         return list(containers)
 
-    monkeypatch.setattr(memory.Meter, "exceeded", exceeded)
+    monkeypatch.setattr(memory.MemoryMeter, "exceeded", exceeded)
     (tmp_path / "memory.current").write_text(f"{100 * MIB}\n")
     (tmp_path / "memory.stat").write_text("inactive_file 0\n")
     watcher = memory.Watcher(job=cgroup.MemoryCgroup(str(tmp_path), is_v1=False), proc=str(proc.root))
@@ -182,12 +182,12 @@ async def test_a_watch_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.01)
     faults = [LookupError("of all things")]
 
-    def exceeded(_self: memory.Meter, watched: Sequence[memory.Watched]) -> list[memory.Watched]:
+    def exceeded(_self: memory.MemoryMeter, watched: Sequence[memory.Watched]) -> list[memory.Watched]:
         if faults:
             raise faults.pop()
         return list(watched)
 
-    monkeypatch.setattr(memory.Meter, "exceeded", exceeded)
+    monkeypatch.setattr(memory.MemoryMeter, "exceeded", exceeded)
     told = asyncio.Event()
     with memory.Watcher(proc=str(tmp_path)).watching(memory.Watched(10, MIB, told.set)):
         async with asyncio.timeout(60):

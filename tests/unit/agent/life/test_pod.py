@@ -65,7 +65,7 @@ class Bench:
         self.unconfigured: set[str] = set()
         self.neighbours: dict[str, str] = {}
         self.processes: dict[str, int] = {}
-        self.pod: pod.Pod
+        self.pod: pod.PodRunner
         self.all: podcontext.PodContext
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -90,15 +90,17 @@ class Bench:
         )
         loop = asyncio.get_running_loop()
         first = report.first_report(plan, job_id="7", node="n", host_ip="", pod_ip="")
-        reporter = report.Reporter(first, path=str(self.directory / "report.json"))
+        reporter = report.AgentReporter(first, path=str(self.directory / "report.json"))
         reaper = reaping.Reaper(loop)
         loop.add_signal_handler(signal.SIGCHLD, reaper.reap)
         self.all = podcontext.PodContext(box, reporter=reporter, reaper=reaper, writer=logs.Writer(loop))
-        self.pod = pod.Pod(self.all, begun={})
+        self.pod = pod.PodRunner(self.all, begun={})
         self._tasks = [asyncio.create_task(self.pod.live()), asyncio.create_task(reporter.run())]
         return self._tasks[0]
 
-    def begin(self, _all: object, plan: Any, number: int, *, neighbour: runs.Run | None = None) -> runs.Run | Exception:
+    def begin(
+        self, _all: object, plan: Any, number: int, *, neighbour: runs.ContainerRun | None = None
+    ) -> runs.ContainerRun | Exception:
         """In place of crun: a starter that ends at once, and the script as the container's process."""
         name = plan["name"]
         self.began.append(name)
@@ -110,7 +112,7 @@ class Bench:
             return OSError("no such image")
         directory = self.directory / f"{name}-{number}"
         directory.mkdir()
-        run = runs.Run(plan, number, directory=str(directory), root_directory=str(directory))
+        run = runs.ContainerRun(plan, number, directory=str(directory), root_directory=str(directory))
         run.outputs["stdout"], theirs = os.pipe()
         environment = {"PATH": processes.PATH, "W": str(self.directory), "MESSAGE": run.message_file}
         process = processes.spawn(plan["argv"], environment=environment, files={1: theirs})
@@ -119,7 +121,7 @@ class Bench:
         self.processes[run.id] = process
         return run
 
-    def launch(self, _box: object, run: runs.Run) -> None:
+    def launch(self, _box: object, run: runs.ContainerRun) -> None:
         """In place of the byte for crun's FIFO: the process runs already."""
         run.process_id, run.started_at = self.processes[run.id], time.time()
 
@@ -316,7 +318,7 @@ async def test_a_fault_of_the_agent_ends_one_run_and_not_the_pod(
     """Its process does not live on unseen, its policy says what comes next, and the others go on."""
     faults, now_running = [KeyError("unforeseen")], recording.Recorder.running
 
-    def faulty(self: recording.Recorder, run: runs.Run, plan: records.ContainerPlan) -> None:
+    def faulty(self: recording.Recorder, run: runs.ContainerRun, plan: records.ContainerPlan) -> None:
         if plan["name"] == "c" and faults:
             raise faults.pop()
         now_running(self, run, plan)
@@ -345,7 +347,7 @@ async def test_a_container_over_its_memory_limit_is_killed_alone(bench: Bench, m
     """OOMKilled with 137, restarted if its policy says so; its neighbour goes on."""
     monkeypatch.setattr(memory, "PERIOD_SECONDS", 0.01)
     monkeypatch.setattr(
-        memory.Meter, "exceeded", lambda _self, watched: [one for one in watched if one.process in over]
+        memory.MemoryMeter, "exceeded", lambda _self, watched: [one for one in watched if one.process in over]
     )
     over: set[int] = set()
     task = bench.start(one("c", WAIT, memory_limit=100), one("d", WAIT, memory_limit=100), restart_policy="OnFailure")
@@ -386,7 +388,7 @@ async def test_a_kill_before_the_agent_was_ready_is_known(bench: Bench, monkeypa
     """A container fills a small job's memory in less time than the agent takes to import asyncio."""
     counts = {"kills": 0}
 
-    def launch(_box: object, run: runs.Run) -> None:
+    def launch(_box: object, run: runs.ContainerRun) -> None:
         bench.launch(_box, run)
         run.kills_before = counts["kills"]
         counts["kills"] += 1

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 PLAN: Any = {"uid": "u", "containers": [{"name": "c", "kind": "app"}]}
 
 
-async def written(path: Path, reporter: report.Reporter) -> dict[str, Any]:
+async def written(path: Path, reporter: report.AgentReporter) -> dict[str, Any]:
     """The report as it is on the disk, when it has got there."""
     await reporter.settled(timeout_seconds=60)
     found: dict[str, Any] = json.loads(path.read_bytes())  # noqa: ASYNC240 - a small file
     return found
 
 
-def made(path: Path) -> report.Reporter:
+def made(path: Path) -> report.AgentReporter:
     """A reporter of a new pod."""
-    return report.Reporter(report.first_report(PLAN, job_id="7", node="n", host_ip="", pod_ip=""), path=str(path))
+    return report.AgentReporter(report.first_report(PLAN, job_id="7", node="n", host_ip="", pod_ip=""), path=str(path))
 
 
 async def test_a_pod_that_has_all_threads_does_not_silence_the_agent(
@@ -94,7 +94,7 @@ async def test_the_report_does_not_grow_with_what_a_probe_says(tmp_path: Path) -
     assert len(report._as_json(reporter.report)) < 300_000
 
 
-def said(reporter: report.Reporter) -> list[tuple[str, int, int]]:
+def said(reporter: report.AgentReporter) -> list[tuple[str, int, int]]:
     """The text, count and number of each event."""
     return [(event["message"], event["count"], event["number"]) for event in reporter.report["events"]]
 

@@ -80,7 +80,7 @@ class Bench:
         )
         box: Any = SimpleNamespace(plan=plan, places=places, oom_score=500, fill=lambda text: text)
         loop = asyncio.get_running_loop()
-        reporter = report.Reporter(
+        reporter = report.AgentReporter(
             report.first_report(plan, job_id="7", node="n", host_ip="", pod_ip=""), path=str(directory / "report.json")
         )
         reaper = reaping.Reaper(loop)
@@ -88,7 +88,7 @@ class Bench:
         self.writer = logs.Writer(loop)
         self.all = podcontext.PodContext(box, reporter=reporter, reaper=reaper, writer=self.writer)
         container: Any = {"name": "c", "stdin": True, "stdin_once": True, "tty": False}
-        self.run = runs.Run(container, 0, directory=str(directory), root_directory=str(directory))
+        self.run = runs.ContainerRun(container, 0, directory=str(directory), root_directory=str(directory))
         self.run.process = {"env": [f"PATH={processes.PATH}", "HERE=in the container"], "cwd": "/", "args": ["init"]}
         self.target: Any = SimpleNamespace(
             plan=container, run=self.run, capture=None, record={"state": "waiting", "reason": "CrashLoopBackOff"}

@@ -1,4 +1,4 @@
-"""Paths that a pod controls, resolved without ever leaving their root.
+"""Resolves paths that a pod controls without ever leaving their root, as Go's filepath-securejoin does.
 
 A container may put a symbolic link where a subPath or an image's passwd file should be.  So a path is walked
 one component at a time with descriptors, links are followed as if the root were ``/`` (like openat2's
