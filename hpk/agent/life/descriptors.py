@@ -54,7 +54,7 @@ async def readable(descriptor: int) -> None:
     """Wait for input or the end."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(descriptor, _resolve, ready)
+    loop.add_reader(descriptor, resolve, ready)
     try:
         await ready
     finally:
@@ -65,7 +65,7 @@ async def writable(descriptor: int) -> None:
     """Wait for room, or for the reader to go."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(descriptor, _resolve, ready)
+    loop.add_writer(descriptor, resolve, ready)
     try:
         await ready
     finally:
@@ -86,6 +86,12 @@ def resize(terminal: int, *, width: int, height: int) -> None:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
+def words(error: OSError) -> str:
+    """Return what the kernel says, as Go writes it; asyncio puts its own words into ``strerror``."""
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    """Have whoever waits for it go on."""
     if not future.done():
         future.set_result(None)

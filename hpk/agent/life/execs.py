@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpk import jobdir
 from hpk.agent.boot import oci, processes, quickjson, runs
-from hpk.agent.life import descriptors
+from hpk.agent.life import descriptors, starting
 
 if TYPE_CHECKING:
     from hpk import records
@@ -125,7 +125,7 @@ class Command:
             NotRunning: It could not be run.
         """
         status = await asyncio.shield(self.ended)
-        if said := _last_line(self._base + ".pid.log"):
+        if said := starting.last_line(self._base + ".pid.log"):
             raise failure(said, self._argv)
         return processes.exit_code(status)
 
@@ -228,11 +228,3 @@ def failure(said: str, argv: list[str]) -> NotRunning:
             name = argv[0] if argv else ""
             return NotRunning(f'unable to start container process: exec: "{name}": {why}', exit_code=code)
     return NotRunning(said)
-
-
-def _last_line(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file if line.strip()]
-        if lines:
-            return lines[-1]
-    return ""

@@ -8,10 +8,11 @@ import contextlib
 import functools
 import importlib
 import ipaddress
-import os
 import socket
 import urllib.parse
 from typing import TYPE_CHECKING, Any
+
+from hpk.agent.life import descriptors
 
 if TYPE_CHECKING:
     import ssl
@@ -115,9 +116,7 @@ async def connect(
     except OSError as error:
         if context is not None and isinstance(error, importlib.import_module("ssl").SSLError):
             raise Failed(str(error)) from error
-        # asyncio puts its own words into strerror
-        text = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
-        raise Failed(f"dial tcp {_bracketed(host)}:{port}: connect: {text}") from error
+        raise Failed(f"dial tcp {_bracketed(host)}:{port}: connect: {descriptors.words(error)}") from error
 
 
 async def _dial(

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.agent.life import supervise
+from hpk.agent.life import descriptors, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ class Writer:
         done: asyncio.Future[None] = self._loop.create_future()
 
         def tell() -> None:
-            self._loop.call_soon_threadsafe(_resolve, done)
+            self._loop.call_soon_threadsafe(descriptors.resolve, done)
 
         self._queue.put(tell)
         try:
@@ -255,8 +255,3 @@ def _remove_old(path: str, *, oldest_part: int) -> None:
             continue
         if int(number) < run - 1 or (int(number) == run and int(part) < oldest_part):
             os.unlink(os.path.join(directory, name))
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -21,6 +21,7 @@ from hpk.agent.life import (
     messages,
     probes,
     restarts,
+    starting,
     supervise,
 )
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _KILLED = 137
 _SIGNAL = re.compile(r"(?:SIG)?([A-Z]+[12]?|[0-9]{1,2})([+-][0-9]{1,2})?")
+_NO_WORDS = "crun could not start the container"
 LEAST_SECONDS = 2.0
 """Between SIGTERM and SIGKILL, however much of the grace a preStop hook used (the kubelet's minimum)."""
 LOG_SECONDS = 2.0
@@ -107,7 +109,7 @@ class RunningContainer:
             status = run.created
             if status is None:
                 status = await context.reaper.wait(run.starter, since=run.begun)
-            failure = _runtime_message(run) if status != 0 else self._launch()
+            failure: object = self._launch() if status == 0 else starting.last_line(run.runtime_log) or _NO_WORDS
             if failure is not None:
                 await capture.finish(timeout_seconds=LOG_SECONDS)
                 return self._recorder.failed(str(failure), number=run.number)
@@ -156,7 +158,7 @@ class RunningContainer:
 
     def _ended(self, status: int, *, finished_at: float, log: bytes) -> records.Terminated:
         run, policy = self._run, self.plan["termination_message_policy"]
-        if status != 0 and (said := _runtime_message(run, default="")):
+        if status != 0 and (said := starting.last_line(run.runtime_log)):
             # the very last step, execve, failed after crun had reported success
             return self._recorder.failed(said, number=run.number)
         code = processes.exit_code(status)
@@ -250,15 +252,6 @@ class RunningContainer:
         """Send a signal to the process, if it lives."""
         if self.is_running and self._context.reaper.is_running(self._run.process_id):
             os.kill(self._run.process_id, number)
-
-
-def _runtime_message(run: runs.ContainerRun, *, default: str = "crun could not start the container") -> str:
-    try:
-        with open(run.runtime_log, encoding="utf-8", errors="replace") as file:
-            lines = [line.strip() for line in file if line.strip()]
-    except OSError:
-        return default
-    return lines[-1] if lines else default
 
 
 def signal_number(name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
@@ -12,6 +13,13 @@ from hpk.agent.boot import runs
 if TYPE_CHECKING:
     from hpk import records
     from hpk.agent.life import podcontext
+
+
+def last_line(log: str) -> str:
+    """Return crun's last word in a log of its; empty if there is none."""
+    with contextlib.suppress(OSError), open(log, encoding="utf-8", errors="replace") as file:
+        return ([""] + [line.strip() for line in file if line.strip()])[-1]
+    return ""
 
 
 def begin(

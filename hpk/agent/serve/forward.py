@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ async def serve(port: int, client: peer.Peer) -> sessions.Ended:
         try:
             await asyncio.gather(*ways)
         except OSError as error:
-            text = f"connection to localhost:{port} broke: {_words(error)}"
+            text = f"connection to localhost:{port} broke: {descriptors.words(error)}"
             return sessions.Ended(error=text, reason="ConnectionReset")
         finally:
             for way in ways:
@@ -65,7 +64,7 @@ async def _connect(port: int) -> socket.socket:
             if not isinstance(error, OSError):
                 raise
             shown = f"[{host}]" if ":" in host else host
-            failures.append(f"dial {word} {shown}:{port}: connect: {_words(error)}")
+            failures.append(f"dial {word} {shown}:{port}: connect: {descriptors.words(error)}")
         else:
             return connection
     four, six = failures
@@ -87,8 +86,3 @@ async def _from_port(connection: socket.socket, client: peer.Peer) -> None:
     while data := await descriptors.read(connection.fileno(), client.piece_bytes):
         await client.send(FROM_PORT, data)
     await client.close(FROM_PORT)
-
-
-def _words(error: OSError) -> str:
-    # asyncio puts its own words into strerror
-    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
