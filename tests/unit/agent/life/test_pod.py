@@ -727,6 +727,32 @@ async def test_a_container_with_a_new_image_is_restarted_with_it(bench: Bench) -
 
 
 @pytest.mark.usefixtures("_mounted")
+async def test_the_stop_of_a_run_that_has_ended_spares_the_next(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preStop hook that outlives its container's process is followed by no signal to the new one."""
+    hook = asyncio.Event()
+
+    async def execute(*_: object) -> tuple[int, str]:
+        """Take as long as the test wants."""
+        await hook.wait()
+        return 0, ""
+
+    monkeypatch.setattr(execs, "execute", execute)
+    lifecycle = {"preStop": {"exec": {"command": ["hook"]}}}
+    old = "touch $W/old; until test -e $W/go; do sleep 0.01; done"
+    task = bench.start(one("c", old, image="i", image_id="1", lifecycle=lifecycle), grace_seconds=600)
+    await bench.until((bench.directory / "old").exists)
+    new = "trap 'exit 9' TERM; touch $W/new; until test -e $W/end; do sleep 0.01; done"
+    bench.pod.add(one("c", new, image="j", image_id="2", lifecycle=lifecycle))  # type: ignore[arg-type]
+    (bench.directory / "go").touch()
+    await bench.until((bench.directory / "new").exists)
+    hook.set()
+    await bench.until(lambda: not bench.all._background)
+    (bench.directory / "end").touch()
+    await ends(task)
+    assert bench.exit_code("c") == 0
+
+
+@pytest.mark.usefixtures("_mounted")
 async def test_a_crashing_container_with_a_new_image_does_not_wait_for_the_pause(bench: Bench) -> None:
     """The back-off was the old image's."""
     task = bench.start(one("c", "exit 1", image="i", image_id="1"), restart_policy="OnFailure")
