@@ -1,4 +1,4 @@
-"""The steps to the first containers: claim the pod, make its sandbox, ask crun, and let the processes go."""
+"""Takes the steps to the first containers: claims the pod, makes its sandbox, asks crun, and lets the processes go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every container of the pod uses: its sandbox, the report, the log's writer, the reaper of processes."""
+"""Holds what every container of the pod uses: its sandbox, the report, the log's writer, the reaper of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One container's part of the report: what it is doing, how its runs ended, and its events, in the kubelet's words."""
+"""Writes one container's part of the report: its state, how its runs ended, and its events, in the kubelet's words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Writes it into the pod's report, and has that sent."""
+    """Changes the record in the pod's report, and has that sent."""
 
     def __init__(self, reporter: report.AgentReporter, name: str, *, is_init: bool) -> None:
         self._reporter, self._name, self._is_init = reporter, name, is_init
@@ -45,15 +45,9 @@ class Recorder:
 
     def waiting(self, reason: str, message: str) -> None:
         """Say why it does not run yet, or not again."""
-        self.record.update(
-            {
-                "state": "waiting",
-                "reason": reason,
-                "message": message,
-                "last_terminated": self._last(),
-                "terminated": None,
-            }
-        )
+        last = self._last()
+        self.record.update({"state": "waiting", "reason": reason, "message": message})
+        self.record.update({"terminated": None, "last_terminated": last})
         self._reporter.changed()
 
     def backing_off(self, seconds: float, *, pod: str) -> None:

@@ -1,4 +1,4 @@
-"""One run of a container, from crun's answer to the last byte of its log: hooks, probes, memory limit, and its stop."""
+"""Follows one run of a container, from crun's answer to the last byte of its log: hooks, probes, memory limit, stop."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the agent does for the kubelet over the link: reports to it, and serves exec, attach and port-forward."""
+"""Serves the kubelet over the link: reports, exec, attach and port-forward."""
