@@ -17,7 +17,7 @@ import structlog
 
 from hpk import cluster as slurm_cluster
 from hpk import errors, jobdir, kubeconfig
-from hpk.aio import descriptors, forever, memory, service, signals
+from hpk.aio import clock, descriptors, forever, memory, service, signals
 from hpk.controlplane import plane
 from hpk.images import collect, store, uses
 from hpk.kube import client, informer
@@ -293,6 +293,7 @@ class Kubelet:
                 preparations=asyncio.Semaphore(PREPARATIONS_AT_ONCE),
                 submissions=asyncio.Semaphore(SUBMISSIONS_AT_ONCE),
                 gate=self._gate,
+                clock=clock.SYSTEM,
             )
         )
 

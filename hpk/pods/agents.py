@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from hpk import errors, jobdir
-from hpk.pods import clock
+from hpk.aio import clock as clocks
+from hpk.pods import skew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +40,10 @@ class Line(Protocol):
 class Agents:
     """Reports by pod UID.  The link's callbacks are `took_report`, `connected` and `disconnected`; none waits."""
 
-    def __init__(self, state: jobdir.State, *, on_change: Callable[[str], None]) -> None:
-        self._state, self._on_change = state, on_change
+    def __init__(
+        self, state: jobdir.State, *, on_change: Callable[[str], None], clock: clocks.Clock = clocks.SYSTEM
+    ) -> None:
+        self._state, self._on_change, self._clock = state, on_change, clock
         self._reports: dict[str, records.Report] = {}
         self._lines: set[str] = set()
         self._dials: dict[str, int] = {}
@@ -136,5 +138,5 @@ class Agents:
     def _keep(self, uid: str, report: records.Report, *, earliest: float = -math.inf) -> bool:
         if not self._is_news(uid, report):
             return False
-        self._reports[uid] = clock.here(report, earliest=earliest, latest=time.time())
+        self._reports[uid] = skew.corrected(report, earliest=earliest, latest=self._clock.time())
         return True

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from hpk import errors
 from hpk.aio import backoff
+from hpk.aio import clock as clocks
 from hpk.kube import client, informer, v1
 from hpk.pods import events, queue, schedule, status
 
@@ -48,8 +48,9 @@ class Binder:
         recorder: events.Recorder,
         cluster: Callable[[], admit.Cluster | None],
         others: occupants.Occupants,
+        clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
-        self._kube, self._node, self._recorder = kube, node, recorder
+        self._kube, self._node, self._recorder, self._clock = kube, node, recorder, clock
         self._cluster, self._others = cluster, others
         self._held: dict[str, tuple[schedule.Wants, int, int]] = {}
         self._line: list[tuple[int, int, str]] = []  # a heap of those that wait for room, and of some that have gone
@@ -145,7 +146,7 @@ class Binder:
         condition: dict[str, Any] = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         condition |= {"message": message, "observedGeneration": meta.generation}
         if before is None or before.status != "False":
-            condition["lastTransitionTime"] = status.stamp(datetime.now(UTC).timestamp())
+            condition["lastTransitionTime"] = status.stamp(self._clock.time())
         body = {"metadata": {"uid": meta.uid}, "status": {"conditions": [condition]}}
         try:
             await self._kube.patch(client.pod_path(meta.namespace, meta.name, "status"), body)
@@ -169,7 +170,7 @@ class Binder:
     def _leave(self, pod: v1.Pod) -> float | None:
         """Leave the pod to another scheduler; when that takes long, tell the pod once whom it waits for."""
         created = pod.metadata.creation_timestamp
-        age = (datetime.now(UTC) - created).total_seconds() if created else OTHERS_SECONDS
+        age = (self._clock.now() - created).total_seconds() if created else OTHERS_SECONDS
         if age < OTHERS_SECONDS:
             return OTHERS_SECONDS - age
         self._recorder.tell(pod, "Warning", "FailedScheduling", other_scheduler(pod), key="scheduler")

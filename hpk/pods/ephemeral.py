@@ -6,7 +6,6 @@ in it yet is said again after a pause, for the link may have lost it; the agent 
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import structlog
@@ -81,7 +80,7 @@ class Ephemeral:
             if name in self._plans:
                 self._due.pop(name, None)  # it is told as soon as it is back
             return None
-        if (pause := self._due.get(name, 0.0) - time.monotonic()) > 0:
+        if (pause := self._due.get(name, 0.0) - self._s.clock.monotonic()) > 0:
             return pause
         if name in self._plans:
             return self._start(pod, name)
@@ -138,5 +137,5 @@ class Ephemeral:
         self.waiting[name] = (reason, message)
 
     def _again(self, name: str, seconds: float) -> float:
-        self._due[name] = time.monotonic() + seconds
+        self._due[name] = self._s.clock.monotonic() + seconds
         return seconds

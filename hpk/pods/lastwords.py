@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +20,7 @@ from hpk import errors, jobdir, records
 from hpk.pods import model
 
 if TYPE_CHECKING:
+    from hpk.aio import clock as clocks
     from hpk.kube import v1
 
 LOG = structlog.get_logger(__name__)
@@ -55,15 +55,15 @@ class Inquiry:
         words: What is known; None as long as it is not known, or the job is not over.
     """
 
-    def __init__(self, allocator: model.Allocator, directory: jobdir.PodDirectory) -> None:
+    def __init__(self, allocator: model.Allocator, directory: jobdir.PodDirectory, clock: clocks.Clock) -> None:
         self.words: LastWords | None = None
-        self._allocator, self._directory = allocator, directory
+        self._allocator, self._directory, self._clock = allocator, directory, clock
         self._patient_until: float | None = None
         self._due_at = -math.inf
 
     async def learn(self, allocation: model.Allocation, *, is_urgent: bool) -> LastWords | None:
         """Return what became of the job, as soon as that is known and only then; soon, if that is urgent."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self.words is not None or now < self._due_at:
             return None
         self._due_at = now + ASK_AGAIN_SECONDS
@@ -93,18 +93,19 @@ class Inquiry:
         return True
 
 
-def report(pod: v1.Pod, words: LastWords, newest: records.Report | None) -> records.Report | None:
+def report(pod: v1.Pod, words: LastWords, newest: records.Report | None, *, now: float) -> records.Report | None:
     """Return the report that the agent could not leave: as it printed it, else as far as its exit code tells.
 
     Args:
         pod: The pod.
         words: Of its job.
         newest: The last report that is known.
+        now: In Unix seconds.
     """
     codes = {code: reason for reason, code in records.UNRECORDED.items()}
     if (reason := codes.get(words.state.exit_code or 0)) is None:
         return None
-    return _printed(words.output, pod.metadata.uid) or _made_up(pod, newest, reason)
+    return _printed(words.output, pod.metadata.uid) or _made_up(pod, newest, reason, now)
 
 
 def _printed(output: str, uid: str) -> records.Report | None:
@@ -118,9 +119,8 @@ def _printed(output: str, uid: str) -> records.Report | None:
     return None
 
 
-def _made_up(pod: v1.Pod, newest: records.Report | None, reason: str) -> records.Report:
+def _made_up(pod: v1.Pod, newest: records.Report | None, reason: str, now: float) -> records.Report:
     """The newest report, ended for this reason; a container of which no end is known has succeeded if the pod has."""
-    now = time.time()
     made: records.Report = newest or {
         "version": jobdir.VERSION,
         "uid": pod.metadata.uid,

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -20,6 +18,7 @@ from hpk.pods import admit, fit, gate, prepare, submit, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
+    from datetime import datetime
 
     from hpk import records
     from hpk.images import image
@@ -102,7 +101,7 @@ class Launch:
 
     async def attempt(self, pod: v1.Pod, *, started_at: datetime) -> float | None:
         """Submit the pod's job, or say why not; the seconds until it should be tried again."""
-        if (pause := self._due_at - time.monotonic()) > 0:
+        if (pause := self._due_at - self._s.clock.monotonic()) > 0:
             return pause  # our own status write woke us: no reason to try again before it is time
         if self._is_answer_lost:
             await self.adopt()  # it was not there at once, and may have come since
@@ -144,7 +143,7 @@ class Launch:
         return SOON_SECONDS if is_paced else self._try_again_in(SUBMIT_PAUSE_SECONDS)
 
     def _try_again_in(self, seconds: float) -> float:
-        self._due_at = time.monotonic() + seconds
+        self._due_at = self._s.clock.monotonic() + seconds
         return seconds
 
     async def _go(self, pod: v1.Pod, started_at: datetime) -> None:
@@ -187,7 +186,11 @@ class Launch:
         changed, stop = self._s.listen(self.uid)
         working = asyncio.create_task(work, name=f"{what} pod {pod.where}")
         try:
-            while self._is_wanted() and not working.done() and (left := time_left(pod, started_at)) != 0:
+            while (
+                self._is_wanted()
+                and not working.done()
+                and (left := time_left(pod, started_at, now=self._s.clock.time())) != 0
+            ):
                 changed.clear()
                 hearing = asyncio.create_task(changed.wait())
                 await asyncio.wait({working, hearing}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -228,9 +231,9 @@ def _is_there(path: str) -> bool:
     return True
 
 
-def time_left(pod: v1.Pod, started_at: datetime) -> float | None:
-    """The seconds until activeDeadlineSeconds are over, 0 if they are; None if the pod has none."""
+def time_left(pod: v1.Pod, started_at: datetime, *, now: float) -> float | None:
+    """Return the seconds until activeDeadlineSeconds are over, 0 if they are; None if the pod has none."""
     seconds = pod.spec.active_deadline_seconds
     if seconds is None:
         return None
-    return max(0.0, started_at.timestamp() + seconds - datetime.now(UTC).timestamp())
+    return max(0.0, started_at.timestamp() + seconds - now)

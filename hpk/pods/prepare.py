@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from hpk import errors, jobdir
+from hpk.aio import clock as clocks
 from hpk.images import reference
 from hpk.pods import admit, model, runtime, script, translate
 from hpk.volumes import plan as volume_plan
@@ -63,7 +63,7 @@ class Attempts:
 
     Attributes:
         failures: By image, how often its pull failed in a row.
-        due: By image, when its next pull is due (time.monotonic).
+        due: By image, when its next pull is due (`Clock.monotonic`).
         said: By image the last failure's reason; by container the image id that was told.
         fresh: Images whose failure shows as itself, not yet as a back-off.
     """
@@ -98,10 +98,11 @@ class Preparer:
         launcher: sandbox.Launcher,
         addresses: addresses.Addresses,
         state: jobdir.State,
+        clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
         self._kube, self._store, self._certificates, self._services = kube, store, certificates, services
         self._recorder, self._site, self._launcher, self._state = recorder, site, launcher, state
-        self._addresses = addresses
+        self._addresses, self._clock = addresses, clock
         self._shared = sources.SharedConfigMaps()
 
     async def pull(self, pod: v1.Pod, *, cluster: admit.Cluster, attempts: Attempts) -> dict[str, images.Image]:
@@ -218,7 +219,7 @@ class Preparer:
     ) -> images.Image | tuple[str, str]:
         """The image, or the waiting reason and message."""
         name = container.image
-        if attempts.due.get(name, 0.0) > time.monotonic():
+        if attempts.due.get(name, 0.0) > self._clock.monotonic():
             return self._backing_off(pod, container, attempts)
         try:
             policy = container.image_pull_policy or reference.default_policy(name)
@@ -249,10 +250,10 @@ class Preparer:
     ) -> tuple[str, str]:
         name = container.image
         failures = attempts.failures.get(name, 0)
-        if attempts.due.get(name, 0.0) <= time.monotonic():  # two containers of one image fail once
+        if attempts.due.get(name, 0.0) <= self._clock.monotonic():  # two containers of one image fail once
             failures = attempts.failures[name] = failures + 1
         pause = min(FIRST_PULL_PAUSE_SECONDS * 2 ** (failures - 1), LONGEST_PULL_PAUSE_SECONDS)
-        attempts.due[name] = time.monotonic() + pause
+        attempts.due[name] = self._clock.monotonic() + pause
         reason = error.reason if isinstance(error, errors.ImageRefused) else "ErrImagePull"
         attempts.said[name] = reason
         attempts.fresh.add(name)
@@ -273,7 +274,7 @@ class Preparer:
 
     def _pause(self, attempts: Attempts, names: set[str]) -> float:
         """Until the state to show changes: soon from the error to the back-off, then when a pull is due."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         dues = [attempts.due[name] - now for name in names if attempts.due.get(name, 0.0) > now]
         shortest = min(dues, default=FIRST_PULL_PAUSE_SECONDS)
         return min(shortest, SHOW_ERROR_SECONDS) if attempts.fresh & names else shortest

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from hpk import jobdir
+    from hpk.aio import clock
     from hpk.pods import admit, agents, events, gate, model, prepare, report
 
 
@@ -38,3 +39,4 @@ class Services:
     preparations: asyncio.Semaphore
     submissions: asyncio.Semaphore
     gate: gate.Gate
+    clock: clock.Clock

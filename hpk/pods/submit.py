@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from hpk import errors, jobdir
+from hpk.aio import clock as clocks
 from hpk.pods import model, strays
 from hpk.slurm import model as slurm_model
 
@@ -55,8 +55,9 @@ class JobPerPod:
         *,
         state: jobdir.State,
         on_change: Callable[[str], None],
+        clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
-        self._slurm, self._jobs, self._state, self._on_change = slurm, jobs, state, on_change
+        self._slurm, self._jobs, self._state, self._on_change, self._clock = slurm, jobs, state, on_change, clock
         # By allocation, not by number: Slurm may give a number out again.
         self._stops: dict[model.Allocation, Callable[[], None]] = {}
         self._followed: dict[str, model.Allocation] = {}
@@ -112,7 +113,7 @@ class JobPerPod:
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
         """Submit the pod's job; at most once: see `find` for what a lost answer leads to."""
         directory = self._state.pod(uid)
-        began_at = time.time()
+        began_at = self._clock.time()
         job_id = await self._slurm.submit(script, directory=Path(directory.root))
         made = model.Allocation(job_id=job_id, uid=uid)
         self._submitted.add(made)

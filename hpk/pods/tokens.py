@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +58,7 @@ class Tokens:
         """Begin to renew what is due; returns the seconds until that should be looked at again."""
         if self._is_in_hand:
             return None  # its end makes a round
-        wait = self._due_at - time.time()
+        wait = self._due_at - self._s.clock.time()
         if wait <= 0 or (self._is_untold() and self._s.agents.is_connected(self.uid)):
             self._is_in_hand = True
             self._s.beside(self.uid, lambda: self._renew(pod))
@@ -71,13 +70,13 @@ class Tokens:
         return self._renewals > 0 and self._told != (self._s.agents.dials(self.uid), self._renewals)
 
     async def _renew(self, pod: v1.Pod) -> None:
-        self._due_at = time.time() + TRY_AGAIN_SECONDS  # also after a fault of ours
+        self._due_at = self._s.clock.time() + TRY_AGAIN_SECONDS  # also after a fault of ours
         try:
             plan: records.PodPlan | None = await asyncio.to_thread(jobdir.read_json, self._plan)
             if plan is None or not any(files_with_tokens(plan)):
                 self._due_at = math.inf
                 return
-            if await renew(plan, pod, request=self._s.preparer.token, now=time.time()):
+            if await renew(plan, pod, request=self._s.preparer.token, now=self._s.clock.time()):
                 await asyncio.to_thread(self._write, plan)
                 LOG.info("Renewed a pod's tokens", pod=pod.where, uid=self.uid)
             self.know(plan)

@@ -17,8 +17,6 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +27,8 @@ from hpk.kube import v1
 from hpk.pods import edits, ephemeral, events, gate, lastwords, launch, model, status
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from hpk import records
     from hpk.pods import services
 
@@ -79,8 +79,8 @@ class Worker:
         self._was_alive = False  # whether this worker has seen the pod's job hold a place, queued or running
         self._ended_at: float | None = None
         self._finished_seen_at: float | None = None
-        self._inquiry = lastwords.Inquiry(used.allocator, self._directory)
-        self._off_line_since = time.monotonic()
+        self._inquiry = lastwords.Inquiry(used.allocator, self._directory, used.clock)
+        self._off_line_since = self._s.clock.monotonic()
         self._asked: float | None = None  # the grace that the agent was last asked for
         self._wished: float | None = None  # the grace of the last wish that was left for an agent off the line
         self._cancel_at: float | None = None
@@ -95,11 +95,11 @@ class Worker:
         self._log = LOG.bind(uid=self.uid, pod=pod.where, job=self._allocation.job_id if self._allocation else None)
         if self._s.reporter.current(raw).get("status", {}).get("phase") in status.TERMINAL:
             return await self._settle(raw, pod)
-        self._started_at = self._started_at or pod.status.start_time or datetime.now(UTC)
+        self._started_at = self._started_at or pod.status.start_time or self._s.clock.now()
         again = await self._advance(pod, self._started_at)
         facts = await self._observe()
         self._tell(pod, facts)
-        phase = await self._s.reporter.report(raw, pod, facts, now=datetime.now(UTC))
+        phase = await self._s.reporter.report(raw, pod, facts, now=self._s.clock.now())
         if phase in status.TERMINAL:
             self._count(pod, facts, phase)
             self._tell_end(pod, facts, phase)
@@ -140,13 +140,13 @@ class Worker:
             return
         self._allocation = self._launch.allocation
         self._has_started = self._has_started or self._launch.is_adopted  # for all we know
-        self._off_line_since = time.monotonic()
+        self._off_line_since = self._s.clock.monotonic()
         self._s.allocator.watch(self.uid, self._allocation)
 
     def _count(self, pod: v1.Pod, facts: status.Facts, phase: str) -> None:
         """A pod that should run for ever and failed at once makes its controller's next ones wait."""
         is_over = facts.allocation is not None and facts.allocation.cause in {None, *model.OWN_FAULT}
-        life = time.time() - facts.report["started_at"] if facts.report else 0.0
+        life = self._s.clock.time() - facts.report["started_at"] if facts.report else 0.0
         if (
             phase == "Failed"
             and is_over
@@ -160,7 +160,7 @@ class Worker:
 
     def _is_past_deadline(self, pod: v1.Pod) -> bool:
         """Whether activeDeadlineSeconds, which may have been set or shortened since the pod started, are over."""
-        return self._started_at is not None and launch.time_left(pod, self._started_at) == 0
+        return self._started_at is not None and launch.time_left(pod, self._started_at, now=self._s.clock.time()) == 0
 
     def _fail_past_deadline(self, pod: v1.Pod) -> None:
         """Fail a pod that did not start in time; one that has is its agent's to end."""
@@ -192,7 +192,7 @@ class Worker:
         The agent is asked again only for a shorter grace.  If it is off the line, the wish is left in the pod's
         directory: to cancel the job at once would cut the grace to Slurm's KillWait.
         """
-        now = time.monotonic()
+        now = self._s.clock.monotonic()
         is_heard = is_connected = self._s.agents.is_connected(self.uid)
         if not is_connected:
             self._asked = None  # whether it has heard that nobody knows: a connection breaks some time before it ends
@@ -238,11 +238,11 @@ class Worker:
             return SOON_SECONDS  # our own write has not come back yet: a worker made anew would not know of it
         if not self._is_released():
             if self._ended_at is None:
-                self._ended_at = time.monotonic()
+                self._ended_at = self._s.clock.monotonic()
             self._s.allocator.hurry(after_seconds=END_LOOK_SECONDS)
-            if time.monotonic() - self._ended_at > END_MARGIN_SECONDS:
+            if self._s.clock.monotonic() - self._ended_at > END_MARGIN_SECONDS:
                 await self._release()
-                self._ended_at = time.monotonic()
+                self._ended_at = self._s.clock.monotonic()
             return LOOK_AGAIN_SECONDS
         await self._remove_secrets()
         self._forget()
@@ -305,14 +305,14 @@ class Worker:
         newest = self._s.agents.newest(self.uid)
         is_connected = self._s.agents.is_connected(self.uid)
         if is_connected:
-            self._off_line_since = time.monotonic()
+            self._off_line_since = self._s.clock.monotonic()
         if self._finished_seen_at is None and self._is_finished():
-            self._finished_seen_at = time.monotonic()
+            self._finished_seen_at = self._s.clock.monotonic()
         if is_connected or (state is not None and state.phase is model.Phase.STARTED):
             self._has_started = True
         is_job_over = self._allocation is not None and self._is_released()
         if is_job_over and self._ended_at is None:
-            self._ended_at = time.monotonic()
+            self._ended_at = self._s.clock.monotonic()
         # The agent has gone, or was told to end: why, Slurm may know better.
         is_told = newest and newest["finished_at"] and newest["ended"]
         is_lost = not is_connected and not self._dials_soon(newest)
@@ -320,7 +320,7 @@ class Worker:
             is_slow = self._since_finished() > SLURM_WORD_SECONDS
             self._s.allocator.hurry(after_seconds=LOOK_AGAIN_SECONDS if is_slow else 0.0)
         return status.Facts(
-            started_at=self._started_at or datetime.now(UTC),
+            started_at=self._started_at or self._s.clock.now(),
             waiting={**self._launch.waiting, **self._ephemeral.waiting},
             report=newest,
             allocation=state,
@@ -345,7 +345,7 @@ class Worker:
         if pod is None or not self._is_released() or self._is_finished():
             return
         words = await self._inquiry.learn(self._allocation, is_urgent=pod.metadata.deletion_timestamp is not None)
-        if words and (told := lastwords.report(pod, words, self._s.agents.newest(self.uid))):
+        if words and (told := lastwords.report(pod, words, self._s.agents.newest(self.uid), now=self._s.clock.time())):
             await self._s.agents.took_report(self.uid, told)
 
     async def _follow_the_claimant(self) -> None:
@@ -361,7 +361,7 @@ class Worker:
         await self._s.allocator.release(mine, only_queued=True)
         self._s.allocator.forget(mine)
         self._launch.allocation, self._launch.is_adopted = claimant, True
-        self._ended_at, self._inquiry = None, lastwords.Inquiry(self._s.allocator, self._directory)
+        self._ended_at, self._inquiry = None, lastwords.Inquiry(self._s.allocator, self._directory, self._s.clock)
         self._follow()
 
     def _is_finished(self) -> bool:
@@ -386,18 +386,20 @@ class Worker:
         if state.phase is model.Phase.ENDED:
             if not self._has_started and newest is None:
                 return True  # it was cancelled in the queue: no agent has a last word
-            return self._ended_at is not None and time.monotonic() - self._ended_at >= self._last_word_seconds()
-        silence = time.monotonic() - self._off_line_since
+            return (
+                self._ended_at is not None and self._s.clock.monotonic() - self._ended_at >= self._last_word_seconds()
+            )
+        silence = self._s.clock.monotonic() - self._off_line_since
         return state.phase is model.Phase.GONE and silence >= LINK_SILENCE_SECONDS
 
     def _dials_soon(self, newest: records.Report | None) -> bool:
         """Whether the agent has just started: it tells of its first second by files and datagrams."""
-        is_young = newest is not None and time.time() - newest["started_at"] < YOUNG_SECONDS
+        is_young = newest is not None and self._s.clock.time() - newest["started_at"] < YOUNG_SECONDS
         return is_young and not self._is_finished() and not self._s.agents.dials(self.uid)
 
     def _since_finished(self) -> float:
         """Seconds, by our own watch: the agent's clock need not be ours."""
-        return 0.0 if self._finished_seen_at is None else time.monotonic() - self._finished_seen_at
+        return 0.0 if self._finished_seen_at is None else self._s.clock.monotonic() - self._finished_seen_at
 
     def _last_word_seconds(self) -> float:
         """How long after its job's end the agent may still speak: as long as it takes, where it is on the line."""
@@ -415,7 +417,7 @@ class Worker:
                 waits.append(SOON_SECONDS)
             elif not is_connected or state.is_over:
                 waits.append(LOOK_AGAIN_SECONDS)
-        if self._started_at is not None and (left := launch.time_left(pod, self._started_at)):
+        if self._started_at is not None and (left := launch.time_left(pod, self._started_at, now=self._s.clock.time())):
             waits.append(left)
         return min(waits, default=None)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hpk import errors, jobdir
 from hpk.kube import v1
 from hpk.pods import admit, agents, correlate, events, gate, model, prepare, report, services, watch
+from tests import virtual
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from hpk.volumes import sources
 
 PODS = "/api/v1/namespaces/ns/pods"
-SECONDS = 30.0
-"""Longest wait of a test for something that must happen."""
+SECONDS = 3600.0
+"""Longest wait of a test for something that must happen; virtual where the test's loop is."""
+LONGEST_LOOK_SECONDS = 0.25
 
 
 QUICK = gate.Pauses(first_seconds=0.01, longest_seconds=0.02)
@@ -202,10 +204,13 @@ class World:
         """A new kubelet over the same world."""
         api: Any = self.api
         self.pods = watch.Pods(api, node="hpk")
-        self.agents = agents.Agents(self.state, on_change=self.pods.mark)
+        self.clock = virtual.running()
+        self.agents = agents.Agents(self.state, on_change=self.pods.mark, clock=self.clock)
         self.agents.line = self.line
         self.allocator.on_change = self.pods.mark
-        self.gate = gate.Gate(on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK))
+        self.gate = gate.Gate(
+            on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK), clock=self.clock.monotonic
+        )
         self.recorder = events.Recorder(api, component="kubelet", host="hpk")
         preparer: Any = self.preparer
         self.pods.serve(
@@ -223,6 +228,7 @@ class World:
                 preparations=asyncio.Semaphore(4),
                 submissions=asyncio.Semaphore(1),
                 gate=self.gate,
+                clock=self.clock,
             )
         )
 
@@ -285,8 +291,14 @@ class World:
             return False
         return True
 
+    async def passes(self, seconds: float) -> None:
+        """Let time pass."""
+        await asyncio.sleep(seconds)
+
     async def until(self, holds: Callable[[], bool], *, seconds: float = SECONDS) -> None:
         """Wait until it holds; the test fails if it never does."""
+        pause = 0.002
         async with asyncio.timeout(seconds):
-            while not holds():  # noqa: ASYNC110 - any condition of the world, which has no event of its own
-                await asyncio.sleep(0.002)
+            while not holds():  # any condition of the world, which has no event of its own
+                await asyncio.sleep(pause)
+                pause = min(1.05 * pause, LONGEST_LOOK_SECONDS)

@@ -14,7 +14,7 @@ from structlog import testing
 from hpk import errors
 from hpk.aio import backoff
 from hpk.kube import v1
-from hpk.pods import admit, bind, events, occupants, queue, schedule
+from hpk.pods import admit, bind, events, occupants, schedule
 from hpk.slurm import model
 from tests import background
 from tests.fakes import kube
@@ -227,11 +227,8 @@ async def test_a_pod_that_leaves_the_line_at_its_turn_leaves_the_place_to_the_ne
     assert world.bound()[2:] == ["p2", "p3", "p4"]
 
 
-async def test_an_api_server_that_is_away_is_not_asked_for_all_that_wait(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_api_server_that_is_away_is_not_asked_for_all_that_wait(world: World) -> None:
     """The first keeps its turn, and the place, until it has an answer."""
-    monkeypatch.setattr(queue, "FIRST_RETRY_SECONDS", 0.01)
     for number in range(2):
         world.create(f"p{number}")
     await world.until(lambda: len(world.bindings()) == 2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors
-from hpk.pods import ephemeral, prepare
+from hpk.pods import prepare
 from tests.fakes import path
 from tests.unit.pods.test_worker import report, running
 
@@ -50,11 +50,8 @@ async def test_the_agent_is_told_of_a_new_image(world: path.World) -> None:
     assert world.line.started == ["c"]
 
 
-async def test_an_image_that_is_changed_again_at_once_is_the_last_one(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_image_that_is_changed_again_at_once_is_the_last_one(world: path.World) -> None:
     """Before the agent's report names the first; and while the first is still being made ready."""
-    monkeypatch.setattr(ephemeral, "ANSWER_SECONDS", 0.01)
     uid = await running(world)
     await edit(world, "j")
     await world.until(lambda: "j" in world.line.images)

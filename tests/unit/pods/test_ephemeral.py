@@ -9,7 +9,7 @@ import pytest
 
 from hpk import errors
 from hpk.kube import v1
-from hpk.pods import admit, ephemeral, fields, prepare, watch
+from hpk.pods import admit, fields, prepare, watch
 from tests.fakes import path
 from tests.unit.pods import test_worker
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[path.World]:
+async def world(tmp_path: Path) -> AsyncIterator[path.World]:
     """A kubelet that soon tries again."""
-    monkeypatch.setattr(ephemeral, "TRY_AGAIN_SECONDS", 0.01)
     async with path.World(tmp_path) as made:
         yield made
 

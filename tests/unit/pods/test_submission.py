@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors, jobdir
-from hpk.pods import launch, submit
+from hpk.pods import submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
-from tests import background
+from tests import background, virtual
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class World(path.World):
     def start(self) -> None:
         """A new kubelet, which has asked Slurm nothing yet."""
         slurm: Any = self.slurm
-        polling = poller.Poller(slurm, poll_seconds=0.05)
+        polling = poller.Poller(slurm, poll_seconds=15.0, clock=virtual.running().monotonic)
         self.allocator: Any = submit.JobPerPod(
             slurm,
             polling,
@@ -95,10 +95,8 @@ class World(path.World):
 
 
 @pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def world(tmp_path: Path) -> AsyncIterator[World]:
     """Everything but Slurm, the API server and the images is real."""
-    monkeypatch.setattr(poller, "MIN_SPACING_SECONDS", 0.01)
-    monkeypatch.setattr(launch, "LOST_ANSWER_PAUSE_SECONDS", 0.05)
     async with World(tmp_path) as made:
         yield made
 

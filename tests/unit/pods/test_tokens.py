@@ -24,9 +24,8 @@ LATER = 2e9
 
 
 @pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[path.World]:
+async def world(tmp_path: Path) -> AsyncIterator[path.World]:
     """A kubelet whose pods have one token, which is due."""
-    monkeypatch.setattr(tokens, "TRY_AGAIN_SECONDS", 0.01)
     async with path.World(tmp_path) as made:
         made.preparer.volumes = [
             {"name": "d", "kind": "empty_dir"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import pytest
 from structlog import testing
 
 from hpk import errors, jobdir, records
-from hpk.pods import gate, lastwords, launch, model, prepare, queue, worker
+from hpk.pods import gate, model, prepare, worker
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -149,11 +148,8 @@ async def test_a_refusal_of_sbatch_fails_the_pod_in_its_own_words(world: path.Wo
     assert world.allocator.submitted == []
 
 
-async def test_a_submission_whose_answer_was_lost_is_not_repeated(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_submission_whose_answer_was_lost_is_not_repeated(world: path.World) -> None:
     """Slurm is asked for the job before another is submitted."""
-    monkeypatch.setattr(launch, "LOST_ANSWER_PAUSE_SECONDS", 0.01)
     world.allocator.refusals = [errors.SlurmUnavailable("timed out", may_have_succeeded=True)]
     uid = world.create()
     world.allocator.found[uid] = "101"
@@ -162,11 +158,8 @@ async def test_a_submission_whose_answer_was_lost_is_not_repeated(
     assert world.allocator.submitted == []
 
 
-async def test_a_lost_submission_that_slurm_takes_up_late_is_not_repeated(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lost_submission_that_slurm_takes_up_late_is_not_repeated(world: path.World) -> None:
     """Slurm is asked once more right before the next try: a busy slurmctld does what sbatch gave up."""
-    monkeypatch.setattr(launch, "LOST_ANSWER_PAUSE_SECONDS", 0.1)
     world.allocator.refusals = [errors.SlurmUnavailable("timed out", may_have_succeeded=True)]
     uid = world.create()
     await world.until(lambda: world.allocator.looked == [uid])
@@ -195,9 +188,8 @@ async def test_a_pod_deleted_while_it_is_prepared_goes_at_once(world: path.World
     assert world.allocator.submitted == []
 
 
-async def test_a_temporary_refusal_is_tried_again(world: path.World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_temporary_refusal_is_tried_again(world: path.World) -> None:
     """A submit limit keeps the pod Pending, and it runs in the end."""
-    monkeypatch.setattr(launch, "SOON_SECONDS", 0.01)
     world.allocator.refusals = [errors.SlurmUnavailable("QOSMaxSubmitJobPerUserLimit")] * 3
     uid = world.create()
     await world.until(lambda: world.allocator.submitted == [uid])
@@ -225,12 +217,8 @@ async def test_a_kubelet_that_restarts_adopts_what_runs(world: path.World) -> No
     assert world.allocator.submitted == [uid]
 
 
-async def test_a_cancelled_job_fails_the_pod_with_the_reason(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_job_fails_the_pod_with_the_reason(world: path.World) -> None:
     """What Slurm ended is Failed, whatever the restart policy, and is not run again; an event says so too."""
-    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world, restartPolicy="Always")
     await world.agents.disconnected(uid)
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
@@ -254,34 +242,26 @@ async def test_no_event_blames_slurm_for_a_pod_that_is_deleted_in_the_queue(worl
 async def was_signalled(world: path.World, uid: str, *, skew: float = 0.0) -> None:
     """The agent says that Slurm has ended it."""
     ended = {"reason": "Signalled", "message": "Slurm ends the job"}
-    over = report(uid, 2, state="terminated", code=143, finished_at=time.time() + skew, ended=ended)
+    over = report(uid, 2, state="terminated", code=143, finished_at=world.clock.time() + skew, ended=ended)
     await world.agents.took_report(uid, over)
 
 
 @pytest.mark.parametrize("skew", [120.0, -120.0])
-async def test_slurms_word_is_waited_for_by_our_own_watch(
-    world: path.World, monkeypatch: pytest.MonkeyPatch, skew: float
-) -> None:
+async def test_slurms_word_is_waited_for_by_our_own_watch(world: path.World, skew: float) -> None:
     """An agent whose clock is off, and which could not learn that, neither hurries nor delays its pod's end."""
-    monkeypatch.setattr(worker, "SLURM_WORD_SECONDS", 0.3)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
-    began_at = time.monotonic()
     await was_signalled(world, uid, skew=skew)
-    await world.until(lambda: world.status()["phase"] == "Failed")
-    assert time.monotonic() - began_at > 0.2
+    await world.passes(worker.SLURM_WORD_SECONDS - 1)
+    assert world.status()["phase"] == "Running"
+    await world.until(lambda: world.status()["phase"] == "Failed", seconds=worker.SLURM_WORD_SECONDS)
 
 
-async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(world: path.World) -> None:
     """However long the site's epilog takes: only then Slurm says what it did."""
-    monkeypatch.setattr(worker, "SLURM_WORD_SECONDS", 0.05)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
     world.allocator.say("101", phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
     await was_signalled(world, uid)
-    await asyncio.sleep(0.3)
+    await world.passes(worker.COMPLETING_SECONDS / 2)
     assert world.status()["phase"] == "Running"
     world.allocator.say("101", phase=model.Phase.QUEUED, state="PENDING", reason="BeginTime")
     await world.until(lambda: world.status()["phase"] == "Failed")
@@ -289,11 +269,8 @@ async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(
 
 
 @pytest.mark.parametrize("how", ["never says", "is deleted"])
-async def test_slurm_is_not_waited_for_for_ever(world: path.World, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+async def test_slurm_is_not_waited_for_for_ever(world: path.World, how: str) -> None:
     """A job that is stuck in its end; nobody needs a reason for a pod that is deleted."""
-    monkeypatch.setattr(worker, "SLURM_WORD_SECONDS", 0.05)
-    monkeypatch.setattr(worker, "COMPLETING_SECONDS", 0.1 if how == "never says" else 600.0)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
     world.allocator.say("101", phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
     if how == "is deleted":
@@ -338,9 +315,6 @@ async def test_a_pod_past_its_deadline_whose_agent_does_not_listen_fails_when_it
     world: path.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What runs must not run on beside its replacement; and no container of a failed pod seems to run for ever."""
-    monkeypatch.setattr(worker, "END_MARGIN_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     await running(world, terminationGracePeriodSeconds=0)
     cancelled: list[str] = []
 
@@ -368,9 +342,8 @@ async def test_one_pods_trouble_is_not_anothers(world: path.World) -> None:
     assert any("a surprise" in str(line.get("error")) for line in logs)
 
 
-async def test_a_round_that_raises_is_told_on_the_pod(world: path.World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_round_that_raises_is_told_on_the_pod(world: path.World) -> None:
     """Whoever waits for it reads why, though nobody foresaw that; one that cannot be read is no exception."""
-    monkeypatch.setattr(queue, "FIRST_RETRY_SECONDS", 0.01)
     world.preparer.errors = [ValueError("invalid literal")]  # type: ignore[list-item]
     world.api.fail(errors.ApiUnavailable("away"), verb="patch")  # which is no fault of the pod's
     with testing.capture_logs():
@@ -432,12 +405,8 @@ async def test_a_replica_waits_where_another_was_refused_for_good(world: path.Wo
     assert world.preparer.asked == 2
 
 
-async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(world: path.World) -> None:
     """A kubelet that was away longer than slurmctld remembers still tells the true reason."""
-    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
     await world.agents.disconnected(uid)
     world.allocator.accounted["101"] = model.AllocationState(
@@ -450,13 +419,9 @@ async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(
 
 @pytest.mark.parametrize(("silent", "phase"), [(2, "Succeeded"), (10**6, "Failed")])
 async def test_a_slurm_that_does_not_say_how_a_job_ended_is_asked_again(
-    world: path.World, monkeypatch: pytest.MonkeyPatch, silent: int, phase: str
+    world: path.World, silent: int, phase: str
 ) -> None:
     """Its exit code may be all that tells of a success; a terminal phase is never taken back. But not for ever."""
-    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
-    monkeypatch.setattr(lastwords, "ASK_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr(lastwords, "PATIENCE_SECONDS", 5.0 if phase == "Succeeded" else 0.2)
     uid = await running(world)
     await world.agents.disconnected(uid)
     world.allocator.silent = silent
@@ -467,31 +432,24 @@ async def test_a_slurm_that_does_not_say_how_a_job_ended_is_asked_again(
     assert world.status()["phase"] == phase
 
 
-async def test_one_answer_that_lacks_a_job_ends_no_pod(world: path.World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_answer_that_lacks_a_job_ends_no_pod(world: path.World) -> None:
     """Its agent is on the line: the pod runs, whatever Slurm has forgotten; and what Slurm says later counts."""
-    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "LINK_SILENCE_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
     for phase in (model.Phase.GONE, model.Phase.STARTED):
         world.allocator.say("101", phase=phase, state="RUNNING")
         await world.agents.took_report(uid, report(uid, 2, pod_ip=f"10.0.0.{len(phase.value)}"))
-        await asyncio.sleep(0.1)
+        await world.passes(worker.LINK_SILENCE_SECONDS + 1)
     assert (world.line.asked, world.status()["phase"]) == ([], "Running")
     await world.agents.disconnected(uid)
-    await asyncio.sleep(0.1)
+    await world.passes(worker.LINK_SILENCE_SECONDS + 1)
     assert world.status()["phase"] == "Running"
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
 
 
-async def test_slurms_word_on_a_job_that_one_answer_lacked_counts(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slurms_word_on_a_job_that_one_answer_lacked_counts(world: path.World) -> None:
     """Also where it is the next thing that Slurm says; and the agent has as long for its last word as any."""
-    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
     await world.agents.disconnected(uid)
     one = world.pods._workers[uid]
@@ -507,11 +465,9 @@ async def test_slurms_word_on_a_job_that_one_answer_lacked_counts(
 
 
 async def test_slurm_is_asked_again_for_a_job_that_it_has_forgotten_though_its_agent_is_there(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
+    world: path.World,
 ) -> None:
     """Its node's slurmd has died: where accounting does not answer at once, nothing else would make a round."""
-    monkeypatch.setattr(worker, "LOOK_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr(lastwords, "ASK_AGAIN_SECONDS", 0.01)
     await running(world)
     world.allocator.silent = 1
     world.allocator.accounted["101"] = model.AllocationState(
@@ -529,11 +485,9 @@ async def test_slurm_is_asked_again_for_a_job_that_it_has_forgotten_though_its_a
     ],
 )
 async def test_what_a_job_printed_last_is_in_the_status(
-    world: path.World, monkeypatch: pytest.MonkeyPatch, printed: str, reason: str, words: str
+    world: path.World, printed: str, reason: str, words: str
 ) -> None:
     """A job whose agent never came to life tells its owner why."""
-    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = world.create()
     await world.until(lambda: uid in world.allocator.submitted)
     jobdir.write_bytes(world.state.pod(uid).output, f"stages script=1\n{printed}\n\n".encode())
@@ -587,12 +541,8 @@ async def test_a_job_that_left_the_pod_to_another_is_not_its_end(world: path.Wor
     await world.until(lambda: world.status()["phase"] == "Succeeded")
 
 
-async def test_a_pod_that_outlives_its_job_is_ended_before_it_is_failed(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pod_that_outlives_its_job_is_ended_before_it_is_failed(world: path.World) -> None:
     """A node's slurmd died: Slurm gives the job up, but its processes run on, and a replacement would run beside."""
-    monkeypatch.setattr(worker, "LAST_WORD_SECONDS", 0.01)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world)
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.NODE_FAILED, state="NODE_FAIL")
     await world.until(lambda: world.line.reasons == ["Signalled"])
@@ -625,11 +575,8 @@ async def test_a_plan_that_cannot_be_read_makes_no_second_job(world: path.World,
     assert world.allocator.submitted == [uid]
 
 
-async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(world: path.World) -> None:
     """Forty pods, five jobs at a time: what a pod needs is made once it can go, and is never in memory for many."""
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     long = gate.Pauses(first_seconds=3600.0, longest_seconds=3600.0)
     world.gate._pauses["limits"] = long
     world.allocator.limit = 5
@@ -652,11 +599,8 @@ async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(
     assert world.preparer.most_at_once <= 4
 
 
-async def test_the_deletion_of_finished_pods_gives_nobody_a_place(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_deletion_of_finished_pods_gives_nobody_a_place(world: path.World) -> None:
     """Their jobs ended long ago: at a limit nothing is prepared and submitted in vain for each that is cleared away."""
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     world.gate._pauses["limits"] = gate.Pauses(first_seconds=3600.0, longest_seconds=3600.0)
     uid = await running(world, "done")
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
@@ -672,15 +616,12 @@ async def test_the_deletion_of_finished_pods_gives_nobody_a_place(
     before = len(world.preparer.prepared)
     await world.delete("done")
     await world.until(lambda: not Path(world.state.pod(uid).root).exists() and not world.exists("done"))
-    await asyncio.sleep(0.1)
+    await world.passes(60)
     assert (len(world.preparer.prepared), world.allocator.refused) == (before, 1)
 
 
-async def test_the_end_of_a_job_that_an_earlier_kubelet_submitted_gives_a_place(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_end_of_a_job_that_an_earlier_kubelet_submitted_gives_a_place(world: path.World) -> None:
     """It counted against the limit until now."""
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await running(world, "old")
     world.allocator.found[uid] = "101"
     await world.restart()
@@ -705,11 +646,8 @@ async def test_a_pod_deleted_while_it_waits_for_a_place_goes_at_once(world: path
     assert world.allocator.submitted == []
 
 
-async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(world: path.World) -> None:
     """No sbatch was called for it: nothing is known of the limit, and the free place is another's."""
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     world.gate._pauses["limits"] = gate.Pauses(first_seconds=3600.0, longest_seconds=3600.0)
     world.allocator.limit = 1
     uid = world.create("p0")
@@ -749,7 +687,7 @@ async def test_a_deleted_pod_keeps_its_grace_though_its_agent_is_off_the_line(wo
     await world.delete(grace=600)
     await world.until(lambda: wish(world, uid) == {"grace_seconds": 600.0, "reason": "Deleted", "message": ""})
     await world.until(lambda: world.pods._workers[uid]._cancel_at is not None)
-    assert (world.pods._workers[uid]._cancel_at or 0.0) > time.monotonic() + 600
+    assert (world.pods._workers[uid]._cancel_at or 0.0) > world.clock.monotonic() + 600
     ended = {"reason": "Deleted", "message": ""}
     over = report(uid, 2, state="terminated", code=143, finished_at=2.0, ended=ended)
     jobdir.write_json(world.state.pod(uid).report, over)
@@ -758,12 +696,8 @@ async def test_a_deleted_pod_keeps_its_grace_though_its_agent_is_off_the_line(wo
     assert world.allocator.released == []
 
 
-async def test_a_job_whose_agent_hears_nothing_is_cancelled_when_the_grace_is_over(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_whose_agent_hears_nothing_is_cancelled_when_the_grace_is_over(world: path.World) -> None:
     """It hangs, or its node is cut off."""
-    monkeypatch.setattr(worker, "UNHEARD_SECONDS", 0.0)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     uid = await off_the_line(world)
     await world.delete(grace=2)
     await world.until(lambda: wish(world, uid) is not None)
@@ -771,30 +705,23 @@ async def test_a_job_whose_agent_hears_nothing_is_cancelled_when_the_grace_is_ov
     await world.until(lambda: world.allocator.released == ["101"])
 
 
-async def test_a_job_whose_agent_takes_no_message_is_cancelled_when_the_grace_is_over(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_whose_agent_takes_no_message_is_cancelled_when_the_grace_is_over(world: path.World) -> None:
     """It is on the line and reads nothing."""
-    monkeypatch.setattr(worker, "END_MARGIN_SECONDS", 0.0)
-    monkeypatch.setattr(worker, "SOON_SECONDS", 0.01)
     await running(world)
     world.line.is_full = True
     await world.delete(grace=1)
     await world.until(lambda: world.allocator.released == ["101"])
 
 
-async def test_an_agent_that_took_no_message_is_soon_asked_again(
-    world: path.World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_agent_that_took_no_message_is_soon_asked_again(world: path.World) -> None:
     """It was busy for a moment, and the pod's grace is long."""
-    monkeypatch.setattr(worker, "OFF_LINE_LOOK_SECONDS", 0.01)
     uid = await running(world)
     world.line.is_full = True
     await world.delete(grace=600)
     await world.until(lambda: world.pods._workers[uid]._cancel_at is not None)
-    await asyncio.sleep(0.2)  # the rounds that the deletion and its status make are over
+    await world.passes(0.2)  # the rounds that the deletion and its status make are over
     world.line.is_full = False
-    await world.until(lambda: world.line.asked == [(uid, 600.0)])
+    await world.until(lambda: world.line.asked == [(uid, 600.0)], seconds=2 * worker.OFF_LINE_LOOK_SECONDS)
 
 
 @pytest.mark.parametrize("grace", [0, 1])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpk.pods import clock
+from hpk.pods import skew
 
 
 def run(started_at: float, finished_at: float) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def report(ahead: float) -> Any:
 def test_all_times_become_ours() -> None:
     """Of pod, containers, their last runs, and events; in both directions."""
     for ahead in (120.0, -120.0):
-        told = clock.here(report(ahead))
+        told = skew.corrected(report(ahead))
         assert {**told, "clock_ahead_seconds": 0} == {**report(0), "clock_ahead_seconds": 0}
 
 
@@ -40,7 +40,7 @@ def test_the_end_too() -> None:
     over: Any = report(120.0)
     over["finished_at"] = 1520.0
     over["containers"]["c"] |= {"started_at": None, "terminated": run(1420.0, 1520.0)}
-    told = clock.here(over)
+    told = skew.corrected(over)
     assert told["finished_at"] == 1400.0
     assert told["containers"]["c"]["terminated"] == run(1300.0, 1400.0)
 
@@ -48,7 +48,7 @@ def test_the_end_too() -> None:
 def test_a_clock_that_is_ours_changes_nothing() -> None:
     """The report as it is, also one of an agent that does not know."""
     same = report(0)
-    assert clock.here(same) is same
+    assert skew.corrected(same) is same
 
 
 @pytest.mark.parametrize("ahead", [120.0, -2000.0])
@@ -56,7 +56,7 @@ def test_before_the_agent_knows_times_lie_between_submission_and_reading(ahead: 
     """As a whole: what took a while still does."""
     unknown = report(ahead)
     unknown.pop("clock_ahead_seconds")
-    told = clock.here(unknown, earliest=990.0, latest=1310.0)
+    told = skew.corrected(unknown, earliest=990.0, latest=1310.0)
     assert told["started_at"] >= 990
     assert told["containers"]["c"]["started_at"] == told["started_at"] + 300 <= 1310
     assert told["events"][0]["at"] == told["started_at"] + 1
@@ -66,10 +66,10 @@ def test_the_end_is_not_after_its_reading() -> None:
     """Of a pod that was over before its agent could connect."""
     over: Any = report(0)
     over["finished_at"] = 1400.0
-    assert clock.here(over, earliest=900.0, latest=1350.0)["finished_at"] == 1350.0
+    assert skew.corrected(over, earliest=900.0, latest=1350.0)["finished_at"] == 1350.0
 
 
 def test_moments_that_fit_stay() -> None:
     """The report as it is."""
     same = report(0)
-    assert clock.here(same, earliest=1000.0, latest=1300.0) is same
+    assert skew.corrected(same, earliest=1000.0, latest=1300.0) is same

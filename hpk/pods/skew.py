@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from hpk import records
 
 
-def here(report: records.Report, *, earliest: float = -math.inf, latest: float = math.inf) -> records.Report:
-    """The report with all times as our clock has them, as far as it is known how the two differ.
+def corrected(report: records.Report, *, earliest: float = -math.inf, latest: float = math.inf) -> records.Report:
+    """Return the report with all times as our clock has them, as far as it is known how the two differ.
 
     The agent knows once it has connected.  What it wrote before is moved, as a whole, no further than needed to lie
     between two moments of our own.
