@@ -14,7 +14,7 @@ import structlog
 
 from hpk import errors, jobdir
 from hpk.kube import v1
-from hpk.pods import admit, fit, gate, prepare, submit, tokens
+from hpk.pods import admit, fit, gate, life, observe, prepare, submit, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hpk import records
     from hpk.images import image
-    from hpk.pods import model, services
+    from hpk.pods import services, tenancy
 
 LOG = structlog.get_logger(__name__)
 Made = TypeVar("Made")
@@ -41,25 +41,19 @@ class Launch:
     """One pod's way to its job; calls never overlap, so nothing here is locked.
 
     Attributes:
-        allocation: The pod's job, once it has one.
-        is_adopted: Whether that job was there before: it may have started long ago.
-        has_looked: Whether it is known that no job but `allocation` exists.
         images: By container name (image, image id), where resolved.
         waiting: By container, why it does not run yet.
-        failure: (reason, message) of a pod that cannot be had.
+        failure: Of a pod that cannot be had.
         lanes: The pod's, in the gate.
         tokens: What keeps its service-account tokens fresh once it is submitted.
     """
 
-    def __init__(self, uid: str, used: services.Services) -> None:
-        self.uid, self._s = uid, used
+    def __init__(self, uid: str, used: services.Services, job: tenancy.Tenancy) -> None:
+        self.uid, self._s, self._job = uid, used, job
         self._directory = used.state.pod(uid)
-        self.allocation: model.Allocation | None = None
-        self.is_adopted = False
-        self.has_looked = False
         self.images: dict[str, tuple[str, str]] = {}
         self.waiting: dict[str, tuple[str, str]] = {}
-        self.failure: tuple[str, str] | None = None
+        self.failure: life.Failure | None = None
         self.lanes: tuple[gate.Key, ...] = ()
         self._is_answer_lost = False
         self._due_at = 0.0
@@ -67,17 +61,19 @@ class Launch:
         self._told_hold = ""
         self.tokens = tokens.Tokens(uid, used)
 
-    async def adopt(self) -> None:
+    async def adopt(self, raw: dict[str, Any] | None) -> None:
         """Find what an earlier kubelet, or an sbatch whose answer was lost, has left.
 
         That it has looked is the last thing that becomes true: after any error the next round looks again.
+
+        Args:
+            raw: The API server's copy of the pod; None if its object is gone.
 
         Raises:
             errors.SlurmUnavailable: Slurm does not say.
             errors.Retryable: The file system does not say.
         """
         if not await asyncio.to_thread(_is_there, self._directory.root):
-            raw = self._s.find(self.uid)
             if raw is not None and (raw.get("status") or {}).get("phase") == "Running":
                 # It ran, and was deleted since: a control plane whose node died may have forgotten that.
                 self.fail(v1.pod(raw), "Lost", "The pod has run, and its directory is gone; it is not run again")
@@ -88,8 +84,8 @@ class Launch:
             if plan:
                 self._s.preparer.keep(plan)
                 self.tokens.know(plan)
-            self.is_adopted, self.allocation = True, found
-        self.has_looked = True
+            self._job.take(found, is_adopted=True)
+        self._job.has_looked = True
 
     async def _read_plan(self) -> records.PodPlan | None:
         """Return the plan that the job was submitted with, or None if it was lost."""
@@ -104,9 +100,9 @@ class Launch:
         if (pause := self._due_at - self._s.clock.monotonic()) > 0:
             return pause  # our own status write woke us: no reason to try again before it is time
         if self._is_answer_lost:
-            await self.adopt()  # it was not there at once, and may have come since
+            await self.adopt(self._s.find(self.uid))  # it was not there at once, and may have come since
             self._is_answer_lost = False
-            if self.allocation is not None:
+            if self._job.allocation is not None:
                 return None
         try:
             await self._go(pod, started_at)
@@ -128,7 +124,7 @@ class Launch:
 
     def fail(self, pod: v1.Pod, reason: str, message: str) -> None:
         """The pod cannot be had."""
-        self.failure = (reason, message)
+        self.failure = life.Failure(reason, message)
         self._s.recorder.tell(pod, "Warning", reason, message)
         LOG.info("Failed a pod", pod=pod.where, uid=self.uid, reason=reason, message=message)
 
@@ -139,7 +135,7 @@ class Launch:
         if self._is_answer_lost:
             return self._try_again_in(LOST_ANSWER_PAUSE_SECONDS)
         is_paced = isinstance(error, errors.SlurmUnavailable)  # by the gate, for all pods together
-        self.has_looked = True  # there is no job, for sure
+        self._job.has_looked = True  # there is no job, for sure
         return SOON_SECONDS if is_paced else self._try_again_in(SUBMIT_PAUSE_SECONDS)
 
     def _try_again_in(self, seconds: float) -> float:
@@ -189,7 +185,7 @@ class Launch:
             while (
                 self._is_wanted()
                 and not working.done()
-                and (left := time_left(pod, started_at, now=self._s.clock.time())) != 0
+                and (left := observe.deadline_left(pod, started_at, now=self._s.clock.time())) != 0
             ):
                 changed.clear()
                 hearing = asyncio.create_task(changed.wait())
@@ -207,11 +203,8 @@ class Launch:
                 raise Unwanted
             self._s.gate.check(self.uid, self.lanes)  # another's sbatch may have met trouble meanwhile
             await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
-            self.has_looked = False  # from here on a job may exist: whatever happens, look before submitting
-            allocation = await self._s.allocator.allocate(self.uid, script=ready.script)
-        self.has_looked = True
+            allocation = await self._job.submit(ready.script)
         self.tokens.know(ready.work.plan)
-        self.allocation = allocation
         LOG.info("Submitted", pod=pod.where, uid=self.uid, job=allocation.job_id)
         self._s.recorder.tell(pod, "Normal", "Submitted", f"Submitted Slurm job {allocation.job_id}")
 
@@ -229,11 +222,3 @@ def _is_there(path: str) -> bool:
     except OSError as error:
         raise errors.Retryable(f"Cannot look for {path}: {error.strerror}") from error
     return True
-
-
-def time_left(pod: v1.Pod, started_at: datetime, *, now: float) -> float | None:
-    """Return the seconds until activeDeadlineSeconds are over, 0 if they are; None if the pod has none."""
-    seconds = pod.spec.active_deadline_seconds
-    if seconds is None:
-        return None
-    return max(0.0, started_at.timestamp() + seconds - now)

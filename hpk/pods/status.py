@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hpk.pods import conditions, model
+from hpk.pods import conditions, life, model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +26,6 @@ LOST = "ContainerStatusUnknown"
 NOT_BEGUN = frozenset({"ContainerCreating", "PodInitializing"})
 """Why a container waits that has not been started yet."""
 TERMINAL = frozenset({"Succeeded", "Failed"})
-OWN_ENDS = frozenset({"Deleted", "DeadlineExceeded", "Evicted", "SetupFailed"})
-"""Reasons of an agent's end that explain themselves: Slurm knows nothing better."""
 MOST_MESSAGE_BYTES = 12 << 10
 """Of all termination messages of one pod, in equal parts (MaxPodTerminationMessageLogLength)."""
 OURS = frozenset(
@@ -382,5 +380,5 @@ def is_disrupted(facts: Facts) -> bool:
     """Whether the pod was ended by the cluster rather than by itself or its owner."""
     told = job_failure(facts)
     ended = facts.report["ended"] if facts.report else None
-    is_its_own = ended is not None and ended["reason"] in OWN_ENDS
+    is_its_own = ended is not None and ended["reason"] in life.OWN_ENDS
     return bool(told and told[0] == "Evicted" and not is_its_own)

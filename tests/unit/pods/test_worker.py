@@ -11,7 +11,7 @@ import pytest
 from structlog import testing
 
 from hpk import errors, jobdir, records
-from hpk.pods import gate, model, prepare, worker
+from hpk.pods import gate, life, model, prepare, termination
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ async def test_a_pod_that_vanishes_is_ended_at_once(world: path.World) -> None:
     uid = await running(world)
     world.api.remove(f"{path.PODS}/p")
     await world.until(lambda: bool(world.line.asked))
-    assert world.line.asked[0][1] == worker.FORCED_GRACE_SECONDS
+    assert world.line.asked[0][1] == life.FORCED_GRACE_SECONDS
     await world.agents.took_report(uid, report(uid, 2, state="terminated", code=137, finished_at=2.0))
     await world.until(lambda: not Path(world.state.pod(uid).root).exists())
 
@@ -251,9 +251,9 @@ async def test_slurms_word_is_waited_for_by_our_own_watch(world: path.World, ske
     """An agent whose clock is off, and which could not learn that, neither hurries nor delays its pod's end."""
     uid = await running(world)
     await was_signalled(world, uid, skew=skew)
-    await world.passes(worker.SLURM_WORD_SECONDS - 1)
+    await world.passes(life.SLURM_WORD_SECONDS - 1)
     assert world.status()["phase"] == "Running"
-    await world.until(lambda: world.status()["phase"] == "Failed", seconds=worker.SLURM_WORD_SECONDS)
+    await world.until(lambda: world.status()["phase"] == "Failed", seconds=life.SLURM_WORD_SECONDS)
 
 
 async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(world: path.World) -> None:
@@ -261,7 +261,7 @@ async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(world:
     uid = await running(world)
     world.allocator.say("101", phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
     await was_signalled(world, uid)
-    await world.passes(worker.COMPLETING_SECONDS / 2)
+    await world.passes(life.COMPLETING_SECONDS / 2)
     assert world.status()["phase"] == "Running"
     world.allocator.say("101", phase=model.Phase.QUEUED, state="PENDING", reason="BeginTime")
     await world.until(lambda: world.status()["phase"] == "Failed")
@@ -438,10 +438,10 @@ async def test_one_answer_that_lacks_a_job_ends_no_pod(world: path.World) -> Non
     for phase in (model.Phase.GONE, model.Phase.STARTED):
         world.allocator.say("101", phase=phase, state="RUNNING")
         await world.agents.took_report(uid, report(uid, 2, pod_ip=f"10.0.0.{len(phase.value)}"))
-        await world.passes(worker.LINK_SILENCE_SECONDS + 1)
+        await world.passes(life.LINK_SILENCE_SECONDS + 1)
     assert (world.line.asked, world.status()["phase"]) == ([], "Running")
     await world.agents.disconnected(uid)
-    await world.passes(worker.LINK_SILENCE_SECONDS + 1)
+    await world.passes(life.LINK_SILENCE_SECONDS + 1)
     assert world.status()["phase"] == "Running"
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
@@ -454,11 +454,11 @@ async def test_slurms_word_on_a_job_that_one_answer_lacked_counts(world: path.Wo
     await world.agents.disconnected(uid)
     one = world.pods._workers[uid]
     world.allocator.say("101", phase=model.Phase.GONE)
-    await world.until(lambda: one._ended_at is not None)
+    await world.until(lambda: one._observer._ended_at is not None)
     world.allocator.say("101", phase=model.Phase.STARTED, state="RUNNING")
-    await world.until(lambda: one._ended_at is None)
+    await world.until(lambda: one._observer._ended_at is None)
     world.allocator.say("101", phase=model.Phase.GONE)
-    await world.until(lambda: one._ended_at is not None)
+    await world.until(lambda: one._observer._ended_at is not None)
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
@@ -686,8 +686,8 @@ async def test_a_deleted_pod_keeps_its_grace_though_its_agent_is_off_the_line(wo
     uid = await off_the_line(world)
     await world.delete(grace=600)
     await world.until(lambda: wish(world, uid) == {"grace_seconds": 600.0, "reason": "Deleted", "message": ""})
-    await world.until(lambda: world.pods._workers[uid]._cancel_at is not None)
-    assert (world.pods._workers[uid]._cancel_at or 0.0) > world.clock.monotonic() + 600
+    await world.until(lambda: world.pods._workers[uid]._termination.cancel_at is not None)
+    assert (world.pods._workers[uid]._termination.cancel_at or 0.0) > world.clock.monotonic() + 600
     ended = {"reason": "Deleted", "message": ""}
     over = report(uid, 2, state="terminated", code=143, finished_at=2.0, ended=ended)
     jobdir.write_json(world.state.pod(uid).report, over)
@@ -718,10 +718,10 @@ async def test_an_agent_that_took_no_message_is_soon_asked_again(world: path.Wor
     uid = await running(world)
     world.line.is_full = True
     await world.delete(grace=600)
-    await world.until(lambda: world.pods._workers[uid]._cancel_at is not None)
+    await world.until(lambda: world.pods._workers[uid]._termination.cancel_at is not None)
     await world.passes(0.2)  # the rounds that the deletion and its status make are over
     world.line.is_full = False
-    await world.until(lambda: world.line.asked == [(uid, 600.0)], seconds=2 * worker.OFF_LINE_LOOK_SECONDS)
+    await world.until(lambda: world.line.asked == [(uid, 600.0)], seconds=2 * termination.OFF_LINE_LOOK_SECONDS)
 
 
 @pytest.mark.parametrize("grace", [0, 1])

@@ -1,0 +1,130 @@
+"""A pod's stay in an allocation: the one owner of which job is the pod's, from the first look until it is forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from hpk.pods import lastwords, model
+
+if TYPE_CHECKING:
+    from hpk import records
+    from hpk.kube import v1
+    from hpk.pods import services
+
+LOG = structlog.get_logger(__name__)
+
+
+class Tenancy:
+    """Which allocation holds a pod, and what is known of it.
+
+    Attributes:
+        allocation: The pod's job, once it has one.
+        is_adopted: Whether that job was there before this kubelet asked for one: it may have started long ago.
+        has_looked: Whether it is known that no job but `allocation` exists.
+        was_alive: Whether the job was ever seen to hold a place, queued or running.
+    """
+
+    def __init__(self, uid: str, used: services.Services) -> None:
+        self.uid, self._s = uid, used
+        self.allocation: model.Allocation | None = None
+        self.is_adopted = False
+        self.has_looked = False
+        self.was_alive = False
+        self._inquiry = self._inquire()
+
+    def _inquire(self) -> lastwords.Inquiry:
+        return lastwords.Inquiry(self._s.allocator, self._s.state.pod(self.uid), self._s.clock)
+
+    async def submit(self, script: str) -> model.Allocation:
+        """Ask for an allocation; from here on one may exist, whatever this raises.
+
+        Raises:
+            errors.JobRefused: For good; there is no job.
+            errors.SlurmUnavailable: Not now; there may be a job all the same.
+        """
+        self.has_looked = False
+        made = await self._s.allocator.allocate(self.uid, script=script)
+        self.has_looked = True
+        self.take(made, is_adopted=False)
+        return made
+
+    def take(self, allocation: model.Allocation, *, is_adopted: bool) -> None:
+        """Follow this allocation from now on."""
+        if self.allocation is not None:
+            self._s.allocator.forget(self.allocation)
+        self.allocation, self.is_adopted, self._inquiry = allocation, is_adopted, self._inquire()
+        self._s.allocator.watch(self.uid, allocation)
+
+    @property
+    def state(self) -> model.AllocationState | None:
+        """What Slurm says of the job, or, once it is over, what is known of its end; None without a job."""
+        if self.allocation is None:
+            return None
+        state = self.words.state if self.words else self._s.allocator.observe(self.allocation)
+        self.was_alive = self.was_alive or state.phase in {model.Phase.QUEUED, model.Phase.STARTED}
+        return state
+
+    @property
+    def words(self) -> lastwords.LastWords | None:
+        """What is known of the job's end; None as long as that is not known."""
+        return self._inquiry.words
+
+    @property
+    def is_released(self) -> bool:
+        """Whether Slurm has let go of the job, or there never was one."""
+        return (state := self.state) is None or state.is_over
+
+    def doubt(self) -> bool:
+        """Return whether Slurm names the job again that it had forgotten; what was believed of its end is dropped."""
+        return self.allocation is not None and self._inquiry.doubt(self.allocation)
+
+    async def learn(self, pod: v1.Pod, newest: records.Report | None) -> records.Report | None:
+        """Ask what became of a job that is over; return the report that its agent could not leave, or None."""
+        if self.allocation is None or not self.is_released:
+            return None
+        is_urgent = pod.metadata.deletion_timestamp is not None
+        words = await self._inquiry.learn(self.allocation, is_urgent=is_urgent)
+        return lastwords.report(pod, words, newest, now=self._s.clock.time()) if words else None
+
+    async def follow_the_claimant(self, newest: records.Report | None) -> None:
+        """Where a lost answer has led to two jobs, follow the one that runs the pod; the other leaves by itself."""
+        mine = self.allocation
+        if mine is None:
+            return
+        is_anothers = newest is not None and newest["job_id"] not in {"", mine.job_id}
+        if not is_anothers and (newest is not None or not self.is_released):
+            return
+        claimant = await self._s.allocator.claimant(self.uid)
+        if claimant is None or claimant.job_id == mine.job_id:
+            return
+        LOG.warning("Another job runs the pod, by its claim", uid=self.uid, job=mine.job_id, claimant=claimant.job_id)
+        await self.release(only_queued=True)
+        self.take(claimant, is_adopted=True)
+
+    async def release(self, *, only_queued: bool = False) -> None:
+        """Cancel the job, or only if it is queued still.
+
+        Raises:
+            errors.SlurmUnavailable: Not now.
+        """
+        if self.allocation is not None:
+            await self._s.allocator.release(self.allocation, only_queued=only_queued)
+
+    async def ask_to_end(self) -> None:
+        """Have the pod end within its grace, though its agent cannot be told, unless its job is over.
+
+        Raises:
+            errors.SlurmUnavailable: Not now.
+        """
+        if self.allocation is not None and not self.is_released:
+            await self._s.allocator.ask_to_end(self.allocation)
+
+    def forget(self) -> None:
+        """Follow the job no more; who waits for its place may have it, unless that was another's already."""
+        if self.allocation is None:
+            return
+        self._s.allocator.forget(self.allocation)
+        if self.was_alive or not self.is_adopted:
+            self._s.gate.job_ended()
