@@ -284,7 +284,7 @@ class Kubelet:
                 listen=self.pods.listen,
                 beside=self.pods.beside,
                 cluster=cluster.for_pods,
-                preparer=self._make_preparer(settings, control_plane, kube=kube, network=network, launcher=launcher),
+                preparer=self._make_preparer(settings, control_plane, kube=kube, launcher=launcher),
                 allocator=self._allocator,
                 agents=self.agents,
                 reporter=self._reporter,
@@ -347,7 +347,6 @@ class Kubelet:
         control_plane: plane.ControlPlane,
         *,
         kube: client.Kube,
-        network: str,
         launcher: sandbox.Launcher,
     ) -> prepare.Preparer:
         where = translate.Site(
@@ -356,8 +355,6 @@ class Kubelet:
             api_port=control_plane.api_port,
             images=settings.images_directory,
             prelude=settings.prelude,
-            settings_flags=self._cluster.flags,
-            network=network,
             has_one_id=self._has_one_id,
             log_limits={
                 "file_bytes": settings.container_log_max_size << 20,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpk import errors
 from hpk.kube import v1
-from hpk.pods import fields
+from hpk.pods import fields, lanes, resources
 from hpk.slurm import flags, parse
 
 if TYPE_CHECKING:
@@ -77,24 +77,68 @@ class Cluster:
     network: str = ""
 
 
-def admit(raw: dict[str, Any], *, cluster: Cluster) -> v1.Pod:
-    """Return the typed pod, if nothing that it asks for is impossible here.
+@dataclass(frozen=True, kw_only=True)
+class Admitted:
+    """A pod, and what follows from it on this cluster: all that leaves this module on the pod's way to its job.
+
+    Attributes:
+        pod: The pod.
+        options: The sbatch options of the settings and of the pod's annotation, which win.
+        request: What it asks of Slurm.
+        lanes: In the gate.
+        network: Its mode: its own choice of the node's network, else the site's.
+    """
+
+    pod: v1.Pod
+    options: Mapping[str, str | None]
+    request: resources.Request
+    lanes: tuple[lanes.Key, ...]
+    network: str
+
+
+def admit(raw: dict[str, Any], *, cluster: Cluster, pod: v1.Pod | None = None) -> Admitted:
+    """Return what follows from a pod, if nothing that it asks for is impossible here.
+
+    Args:
+        raw: The pod, with every field that the API server has of it.
+        cluster: What it is measured against.
+        pod: The same, where it has been decoded already.
 
     Raises:
         errors.PodRefused: With everything that is wrong, by name, and the kubelet's reason.
     """
-    pod = v1.pod(raw)
-    problems = [*_unsupported(raw), *_annotations(pod), *_security(pod, cluster), *_host_ports(pod, cluster)]
-    problems += _unknown_volumes(pod, pod.all_containers)
+    pod = pod or v1.pod(raw)
+    problems = [*_unsupported(raw), *_annotations(pod)]
+    try:
+        admitted = derive(pod, cluster)
+    except errors.PodRefused as error:
+        admitted = None
+        problems.append(str(error))
+    problems += [*_security(pod, cluster), *_host_ports(pod, cluster), *_unknown_volumes(pod, pod.all_containers)]
     if not cluster.has_subordinate_ids:
         problems += _several_ids(pod)
-    if problems:
+    if admitted is None or problems:
         raise errors.PodRefused("; ".join(problems))
     if cluster.capacity is not None:
-        options = {**cluster.flags, **job_flags(pod)}
-        _check_time(options, cluster.capacity)
-        _check_architecture(options, cluster, cluster.capacity)
-    return pod
+        _check_time(admitted.options, cluster.capacity)
+        _check_architecture(admitted.options, cluster, cluster.capacity)
+    return admitted
+
+
+def derive(pod: v1.Pod, cluster: Cluster) -> Admitted:
+    """Return what follows from a pod, whether or not it can be had.
+
+    Raises:
+        errors.PodRefused: Its flags cannot be read.
+    """
+    options, request = flags.layered(cluster.flags, job_flags(pod)), resources.request(pod)
+    return Admitted(
+        pod=pod,
+        options=options,
+        request=request,
+        lanes=lanes.keys(pod, options, request),
+        network="host" if pod.spec.host_network else cluster.network,
+    )
 
 
 def refused(raw: dict[str, Any], *, cluster: Cluster) -> dict[str, str]:
@@ -112,10 +156,9 @@ def refused(raw: dict[str, Any], *, cluster: Cluster) -> dict[str, str]:
     return found
 
 
-def doubt(pod: v1.Pod, cluster: Cluster) -> str | None:
-    """What Slurm will hardly take, though the last word is its own: a partition that it did not name lately."""
-    wanted = partitions({**cluster.flags, **job_flags(pod)})
-    missing = [name for name in wanted if name not in cluster.partition_names]
+def doubt(admitted: Admitted, cluster: Cluster) -> str | None:
+    """Return what Slurm will hardly take, though the last word is its own: a partition that it did not name lately."""
+    missing = [name for name in flags.partitions(admitted.options) if name not in cluster.partition_names]
     if not missing or not cluster.partition_names:
         return None
     shown = cluster.capacity.partitions if cluster.capacity else cluster.partition_names
@@ -160,10 +203,6 @@ def _annotations(pod: v1.Pod) -> list[str]:
             near = difflib.get_close_matches(key, FLAGS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(FLAGS)}"
             problems.append(f"annotation {key} is not known ({hint})")
-    try:
-        job_flags(pod)
-    except errors.PodRefused as error:
-        problems.append(str(error))
     return problems
 
 
@@ -238,14 +277,9 @@ def _unknown_volumes(pod: v1.Pod, containers: Sequence[v1.Container]) -> list[st
     ]
 
 
-def partitions(options: Mapping[str, str | None]) -> list[str]:
-    """Return the partitions that the options name; none where Slurm's default is meant."""
-    return [name for name in (options.get("partition") or "").split(",") if name]
-
-
 def _check_architecture(options: Mapping[str, str | None], cluster: Cluster, capacity: slurm_model.Capacity) -> None:
     """Refuse a partition on none of whose nodes the image could run; a node that Slurm has not seen may be any."""
-    names = set(partitions(options) or [capacity.default_partition or ""])
+    names = set(flags.partitions(options) or [capacity.default_partition or ""])
     nodes = [node.name for node in capacity.nodes.values() if node.partitions & names]
     found = {cluster.architectures.get(name, "") for name in nodes}
     if not cluster.architecture or not nodes or found & {"", cluster.architecture}:
@@ -261,7 +295,7 @@ def _check_architecture(options: Mapping[str, str | None], cluster: Cluster, cap
 def _check_time(options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> None:
     """Refuse a time limit beyond the partition's: such a job would wait for ever.  A QOS may allow it."""
     text = options.get("time")
-    names = partitions(options) or [capacity.default_partition or ""]
+    names = flags.partitions(options) or [capacity.default_partition or ""]
     known = [capacity.partitions[name] for name in names if name in capacity.partitions]
     longest = [partition.max_seconds for partition in known if partition.max_seconds is not None]
     if not text or "qos" in options or not known or len(longest) < max(len(known), len(names)):

@@ -15,12 +15,12 @@ from hpk import errors
 from hpk.aio import backoff
 from hpk.aio import clock as clocks
 from hpk.kube import client, informer, v1
-from hpk.pods import events, queue, schedule, status
+from hpk.pods import admit, events, queue, schedule, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpk.pods import admit, occupants
+    from hpk.pods import occupants
 
 LOG = structlog.get_logger(__name__)
 SCHEDULER = "default-scheduler"
@@ -96,7 +96,7 @@ class Binder:
             return await self._hold(pod, schedule.Wants.NODE, schedule.NO_NODE)
         around = schedule.Surroundings(others=self._others, namespaces=self.labels_of_namespaces)
         try:
-            hindrance = schedule.hindrance(pod, cluster, around)
+            hindrance = schedule.hindrance(admit.derive(pod, cluster), cluster, around)
         except errors.PodRefused:
             hindrance = None  # its worker fails it by name; the webhook was away
         if hindrance is not None:

@@ -11,12 +11,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from hpk import errors
-from hpk.pods import admit, resources
+from hpk.pods import resources
+from hpk.slurm import flags
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hpk.kube import v1
+    from hpk.pods import admit
     from hpk.slurm import model as slurm_model
 
 NODE_RESOURCES = {
@@ -39,16 +39,16 @@ class Shortage:
     where: str = ""
 
 
-def check(pod: v1.Pod, cluster: admit.Cluster) -> None:
+def check(admitted: admit.Admitted, cluster: admit.Cluster) -> None:
     """Let a pod that is bound to the node pass.
 
     Raises:
         errors.PodRefused: It does not fit; with the kubelet's reason and words.
     """
-    if (what := unmatched(pod, cluster)) is not None:
+    if (what := unmatched(admitted.pod, cluster)) is not None:
         message = f"Pod was rejected: Predicate NodeAffinity failed: node {cluster.name} does not match {what}"
         raise errors.PodRefused(message, reason="NodeAffinity")
-    for short in shortages(pod, cluster):
+    for short in shortages(admitted, cluster):
         what = f"{short.name}, requested: {short.wanted}, capacity: {short.offered}"
         where = f" ({short.where.removeprefix(' by ')})" if short.where else ""
         message = f"Pod was rejected: Node didn't have enough resource: {what}{where}"
@@ -67,12 +67,11 @@ def unmatched(pod: v1.Pod, cluster: admit.Cluster) -> str | None:
     return None
 
 
-def shortages(pod: v1.Pod, cluster: admit.Cluster) -> list[Shortage]:
+def shortages(admitted: admit.Admitted, cluster: admit.Cluster) -> list[Shortage]:
     """Return what is more than any compute node, or all of the cluster, has; whether it is free is not looked at."""
-    options = {**cluster.flags, **admit.job_flags(pod)}
-    capacity = cluster.capacity
+    pod, capacity = admitted.pod, cluster.capacity
     is_measured = capacity is not None and bool(capacity.nodes)
-    found = _of_nodes(pod, options, capacity) if capacity is not None else []
+    found = _of_nodes(admitted, capacity) if capacity is not None else []
     for name in sorted(resources.names(pod)):
         if is_measured and name in NODE_RESOURCES:
             continue  # measured against single nodes, those that are drained now included
@@ -85,14 +84,14 @@ def shortages(pod: v1.Pod, cluster: admit.Cluster) -> list[Shortage]:
     return found
 
 
-def _of_nodes(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> list[Shortage]:
+def _of_nodes(admitted: admit.Admitted, capacity: slurm_model.Capacity) -> list[Shortage]:
     """Return what no node of the partition has, whether it is usable now or not: sbatch would refuse it for good."""
-    names = set(admit.partitions(options) or [capacity.default_partition or ""])
+    options, asked = admitted.options, admitted.request
+    names = set(flags.partitions(options) or [capacity.default_partition or ""])
     is_known = names <= capacity.partitions.keys()
     nodes = [node for node in capacity.nodes.values() if not is_known or node.partitions & names]
     if not nodes:
         return []
-    asked = resources.request(pod)
     measures = {
         "cpu": (asked.cpus, max(node.cpus for node in nodes)),
         "memory": (asked.memory_bytes or 0, max(node.memory_bytes for node in nodes)),

@@ -25,14 +25,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpk import errors
-from hpk.pods import admit, resources
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from hpk.kube import v1
-
-Key = tuple[str, ...]
+    from hpk.pods.lanes import Key
 
 AT_ONCE_SECONDS = 60.0
 """A pod that fails within this time has failed at once; one that lived longer has not."""
@@ -90,27 +87,6 @@ class _Lane:
     """Those for each of whom a place has become free, while the lane stays closed to the others."""
     next_wakes: int = 1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-def keys(pod: v1.Pod, options: Mapping[str, str | None]) -> tuple[Key, ...]:
-    """The pod's lanes, in the order in which they are entered.
-
-    Args:
-        pod: An admitted pod.
-        options: The settings' flags; the pod's own win.
-    """
-    options = {**options, **admit.job_flags(pod)}
-    limits = ("limits", *(options.get(name) or "" for name in ("account", "partition", "qos")))
-    owner = controller(pod)
-    if owner is None:
-        return (limits,)
-    alike = (owner.uid, repr(sorted(options.items(), key=str)), repr(resources.request(pod)))
-    return (("refused", *alike), ("failed", *alike), limits)
-
-
-def controller(pod: v1.Pod) -> v1.OwnerReference | None:
-    """Who makes another pod when this one fails."""
-    return next((owner for owner in pod.metadata.owner_references if owner.controller), None)
 
 
 class Gate:

@@ -17,12 +17,11 @@ from hpk.kube import v1
 from hpk.pods import admit, fit, gate, life, observe, prepare, submit, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine
     from datetime import datetime
 
     from hpk import records
-    from hpk.images import image
-    from hpk.pods import services, tenancy
+    from hpk.pods import lanes, services, tenancy
 
 LOG = structlog.get_logger(__name__)
 Made = TypeVar("Made")
@@ -54,7 +53,7 @@ class Launch:
         self.images: dict[str, tuple[str, str]] = {}
         self.waiting: dict[str, tuple[str, str]] = {}
         self.failure: life.Failure | None = None
-        self.lanes: tuple[gate.Key, ...] = ()
+        self.lanes: tuple[lanes.Key, ...] = ()
         self._is_answer_lost = False
         self._due_at = 0.0
         self._attempts = prepare.Attempts()
@@ -95,17 +94,23 @@ class Launch:
             raise errors.Retryable(f"Cannot read the pod's plan {self._directory.plan}: {error.strerror}") from error
         return plan
 
-    async def attempt(self, pod: v1.Pod, *, started_at: datetime) -> float | None:
-        """Submit the pod's job, or say why not; the seconds until it should be tried again."""
+    async def attempt(self, raw: dict[str, Any], pod: v1.Pod, *, started_at: datetime) -> float | None:
+        """Submit the pod's job, or say why not; return the seconds until it should be tried again.
+
+        Args:
+            raw: The pod as the API server has it.
+            pod: The same, typed.
+            started_at: When its life on the node began, which its deadline counts from.
+        """
         if (pause := self._due_at - self._s.clock.monotonic()) > 0:
             return pause  # our own status write woke us: no reason to try again before it is time
         if self._is_answer_lost:
-            await self.adopt(self._s.find(self.uid))  # it was not there at once, and may have come since
+            await self.adopt(raw)  # it was not there at once, and may have come since
             self._is_answer_lost = False
             if self._job.allocation is not None:
                 return None
         try:
-            await self._go(pod, started_at)
+            await self._go(raw, pod, started_at)
         except errors.PodRefused as error:
             self.fail(pod, error.reason, str(error))
         except errors.JobRefused as error:
@@ -142,14 +147,13 @@ class Launch:
         self._due_at = self._s.clock.monotonic() + seconds
         return seconds
 
-    async def _go(self, pod: v1.Pod, started_at: datetime) -> None:
-        raw = self._s.find(self.uid)
-        if raw is None:
-            return
+    async def _go(self, raw: dict[str, Any], pod: v1.Pod, started_at: datetime) -> None:
+        """Take the pod as far as it gets: admitted, let through, its images pulled, prepared, submitted."""
         cluster = self._s.cluster()
+        admitted = admit.admit(raw, cluster=cluster, pod=pod)
+        fit.check(admitted, cluster)
+        self.lanes = admitted.lanes
         try:
-            fit.check(admit.admit(raw, cluster=cluster), cluster)
-            self.lanes = gate.keys(pod, cluster.flags)
             self._s.gate.check(self.uid, self.lanes)
             # Beside all others, for it may take minutes and holds nothing; what follows is done for few at a time.
             pulling = self._s.preparer.pull(pod, cluster=cluster, attempts=self._attempts)
@@ -157,23 +161,15 @@ class Launch:
             if pulled is None or not await self._while_wanted(pod, started_at, self._s.preparations.acquire(), "queue"):
                 return
             try:
-                await self._go_on(pod, started_at, cluster, pulled)
+                self._s.gate.check(self.uid, self.lanes)  # another has perhaps met trouble while this one waited
+                preparing = self._s.preparer.prepare(admitted, cluster=cluster, started_at=started_at, pulled=pulled)
+                ready = await self._while_wanted(pod, started_at, preparing, "prepare")
+                if ready is not None:
+                    await self._submit(pod, ready)
             finally:
                 self._s.preparations.release()
         finally:
             self._s.gate.leave(self.uid, self.lanes)
-
-    async def _go_on(
-        self, pod: v1.Pod, started_at: datetime, cluster: admit.Cluster, pulled: Mapping[str, image.Image]
-    ) -> None:
-        """Make the pod ready and submit it, unless another has met trouble while this one waited."""
-        self._s.gate.check(self.uid, self.lanes)
-        preparing = self._s.preparer.prepare(pod, cluster=cluster, started_at=started_at, pulled=pulled)
-        ready = await self._while_wanted(pod, started_at, preparing, "prepare")
-        if ready is not None:
-            self.images, self.waiting = ready.images, {}
-            with contextlib.suppress(Unwanted):  # the round that its deletion causes does the rest
-                await self._submit(pod, ready)
 
     async def _while_wanted(
         self, pod: v1.Pod, started_at: datetime, work: Coroutine[Any, Any, Made], what: str
@@ -198,15 +194,18 @@ class Launch:
             await asyncio.gather(working, return_exceptions=True)
 
     async def _submit(self, pod: v1.Pod, ready: prepare.Ready) -> None:
-        async with self._s.gate.turn(self.uid, self.lanes), self._s.submissions:
-            if not self._is_wanted():
-                raise Unwanted
-            self._s.gate.check(self.uid, self.lanes)  # another's sbatch may have met trouble meanwhile
-            await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
-            allocation = await self._job.submit(ready.script)
-        self.tokens.know(ready.work.plan)
-        LOG.info("Submitted", pod=pod.where, uid=self.uid, job=allocation.job_id)
-        self._s.recorder.tell(pod, "Normal", "Submitted", f"Submitted Slurm job {allocation.job_id}")
+        """Write the pod's directory and call sbatch, in turn, unless the pod was deleted before that."""
+        self.images, self.waiting = ready.images, {}
+        with contextlib.suppress(Unwanted):  # the round that its deletion causes does the rest
+            async with self._s.gate.turn(self.uid, self.lanes), self._s.submissions:
+                if not self._is_wanted():
+                    raise Unwanted
+                self._s.gate.check(self.uid, self.lanes)  # another's sbatch may have met trouble meanwhile
+                await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
+                allocation = await self._job.submit(ready.script)
+            self.tokens.know(ready.work.plan)
+            LOG.info("Submitted", pod=pod.where, uid=self.uid, job=allocation.job_id)
+            self._s.recorder.tell(pod, "Normal", "Submitted", f"Submitted Slurm job {allocation.job_id}")
 
     def _is_wanted(self) -> bool:
         raw = self._s.find(self.uid)

@@ -128,7 +128,12 @@ class Preparer:
             self._addresses.keep(plan["uid"], address["ip"])
 
     async def prepare(
-        self, pod: v1.Pod, *, cluster: admit.Cluster, started_at: datetime, pulled: Mapping[str, images.Image]
+        self,
+        admitted: admit.Admitted,
+        *,
+        cluster: admit.Cluster,
+        started_at: datetime,
+        pulled: Mapping[str, images.Image],
     ) -> Ready:
         """Return the pod's two files and its job.
 
@@ -137,6 +142,7 @@ class Preparer:
             errors.PodRefused: The pod cannot be honoured at all.
             errors.ApiUnavailable: The API server is away.
         """
+        pod = admitted.pod
         found = await self._fetch(pod)
         ingredients = translate.Ingredients(
             images=pulled,
@@ -144,10 +150,10 @@ class Preparer:
             services=self._services(),
             link=self._certificates.for_agent(pod.metadata.uid),
             started_at=started_at,
-            address=self._addresses.give(pod.metadata.uid) if self._site.network == "overlay" else None,
+            address=self._addresses.give(pod.metadata.uid) if admitted.network == "overlay" else None,
         )
-        plan = self._plan(pod, cluster, ingredients)
-        job = self._job(pod, cluster, plan)
+        plan = self._plan(admitted, cluster, ingredients)
+        job = self._job(admitted, cluster, plan)
         names = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
         return Ready(work=model.Work(plan=plan, job=job), script=script.render(job), images=names)
 
@@ -182,9 +188,10 @@ class Preparer:
             self._recorder.tell(pod, "Warning", "FailedMount", str(error))
             raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
 
-    def _plan(self, pod: v1.Pod, cluster: admit.Cluster, found: translate.Ingredients) -> records.PodPlan:
+    def _plan(self, admitted: admit.Admitted, cluster: admit.Cluster, found: translate.Ingredients) -> records.PodPlan:
+        pod = admitted.pod
         try:
-            return translate.pod_plan(pod, site=self._site, cluster=cluster, found=found)
+            return translate.pod_plan(admitted, site=self._site, cluster=cluster, found=found)
         except volume_plan.SourceMissing as error:
             self._recorder.tell(pod, "Warning", "FailedMount", str(error))
             raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
@@ -195,11 +202,13 @@ class Preparer:
         self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
         return NotReady({error.container: ("CreateContainerConfigError", str(error))}, seconds=CONFIG_PAUSE_SECONDS)
 
-    def _job(self, pod: v1.Pod, cluster: admit.Cluster, plan: records.PodPlan) -> model.JobPlan:
-        directory = self._state.pod(pod.metadata.uid)
+    def _job(self, admitted: admit.Admitted, cluster: admit.Cluster, plan: records.PodPlan) -> model.JobPlan:
+        directory = self._state.pod(plan["uid"])
         commands = self._launcher.commands(plan, directory=directory.root)
         where = Path(directory.root)
-        return translate.job_plan(pod, site=self._site, directory=where, commands=commands, capacity=cluster.capacity)
+        return translate.job_plan(
+            admitted, site=self._site, directory=where, commands=commands, capacity=cluster.capacity
+        )
 
     # Images
 

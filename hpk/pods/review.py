@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
-from hpk.pods import admit, bind, fit, gate, runtime, schedule
+from hpk.pods import admit, bind, fit, lanes, runtime, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpk.kube import v1
-    from hpk.pods import occupants
+    from hpk.pods import gate, occupants
 
 Object = dict[str, Any]
 RESIZE = (
@@ -56,29 +56,30 @@ class Reviews:
     def _pod(self, raw: Object) -> tuple[str | None, list[str]]:
         cluster = self._cluster()
         try:
-            pod = admit.admit(raw, cluster=cluster)
-            if pod.spec.node_name == cluster.name:
-                fit.check(pod, cluster)
+            asked = admit.admit(raw, cluster=cluster)
+            if asked.pod.spec.node_name == cluster.name:
+                fit.check(asked, cluster)
         except errors.PodRefused as error:
             return str(error), []
-        doubt = admit.doubt(pod, cluster)
-        if gate.controller(pod) is None:
-            return None, [text for text in (doubt, admit.unread(pod)) if text] + self._waits(pod, cluster)
+        doubt = admit.doubt(asked, cluster)
+        if lanes.controller(asked.pod) is None:
+            return None, [*([doubt] if doubt else []), *self._warnings(asked, cluster)]
         # A controller would replace the pod that sbatch refuses, without end; refused here, it takes its time.
-        return doubt or self._gate.denial(gate.keys(pod, cluster.flags)), []
+        return doubt or self._gate.denial(asked.lanes), []
 
-    def _waits(self, pod: v1.Pod, cluster: admit.Cluster) -> list[str]:
-        """Return what will keep a pod from running, though it may exist."""
-        found = []
+    def _warnings(self, asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
+        """Return what of a pod will not be read, and what will keep it from running, though it may exist."""
+        pod = asked.pod
+        found = [unread] if (unread := admit.unread(pod)) else []
         if pod.spec.scheduling_gates:
-            return []  # who set them knows
+            return found  # who set them knows
         if pod.spec.node_name:
             found += [_no_such_node(pod, cluster)] if pod.spec.node_name != cluster.name else []
         elif pod.spec.scheduler_name not in {"", bind.SCHEDULER}:
             found.append(bind.other_scheduler(pod))
         elif self._others is not None:
             around = schedule.Surroundings(others=self._others, namespaces=self.namespaces)
-            hindrance = schedule.hindrance(pod, cluster, around)
+            hindrance = schedule.hindrance(asked, cluster, around)
             found += [f"the pod stays Pending for now: {hindrance.message}"] if hindrance else []
         missing = runtime.trouble(pod, cluster)
         return [*found, *([f"the pod stays Pending for now: {missing}"] if missing else [])]
@@ -111,14 +112,12 @@ class Reviews:
         made = {"metadata": {**meta, "namespace": raw["metadata"]["namespace"]}, "spec": template["spec"]}
         cluster = self._cluster()
         try:
-            pod = admit.admit(made, cluster=cluster)
+            asked = admit.admit(made, cluster=cluster)
         except errors.PodRefused as error:
             return [f"pods of this {kind} will be refused: {error}"]
-        doubt = admit.doubt(pod, cluster)
-        if doubt:
+        if doubt := admit.doubt(asked, cluster):
             return [f"pods of this {kind} will be refused: {doubt}"]
-        unread = admit.unread(pod)
-        return [f"pods of this {kind}: {text}" for text in (*([unread] if unread else []), *self._waits(pod, cluster))]
+        return [f"pods of this {kind}: {text}" for text in self._warnings(asked, cluster)]
 
 
 def _of_bound(raw: Object, old: Object) -> str | None:

@@ -76,13 +76,14 @@ class Surroundings:
     namespaces: Callable[[], Mapping[str, Mapping[str, str]]] = field(default=dict)
 
 
-def hindrance(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
+def hindrance(asked: admit.Admitted, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
     """Return why the pod cannot be bound to the node now, or None if it can."""
+    pod = asked.pod
     return (
         _cordon(pod, cluster)
         or _taints(pod, cluster)
         or _node_affinity(pod, cluster)
-        or _resources(pod, cluster, around)
+        or _resources(asked, cluster, around)
         or _spread(pod, cluster, around)
         or _pod_affinity(pod, cluster, around)
     )
@@ -116,7 +117,7 @@ def _node_affinity(pod: v1.Pod, cluster: admit.Cluster) -> Hindrance | None:
     return Hindrance(wants=Wants.NODE, reasons=("node(s) didn't match Pod's node affinity/selector",), hint=hint)
 
 
-def _resources(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
+def _resources(asked: admit.Admitted, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
     """Return what is too large for every compute node, and what others have taken of what Slurm knows nothing of."""
     reasons, hints = list[str](), list[str]()
     wants = Wants.NODE
@@ -125,11 +126,11 @@ def _resources(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hin
         wants = Wants.ROOM
         reasons.append("Too many pods")
         hints.append(f"The node takes {most} pods (HPK_MAX_PODS).")
-    for short in fit.shortages(pod, cluster):
+    for short in fit.shortages(asked, cluster):
         reasons.append(f"Insufficient {short.name}")
         hints.append(f"{short.name}: {short.wanted} requested, {short.offered} offered{short.where}.")
     for name, offered in cluster.extended.items():
-        wanted = resources.effective(pod, name)
+        wanted = resources.effective(asked.pod, name)
         if not wanted or wanted > offered:
             continue  # nothing is asked for, or more than there is, which has been said
         if wanted > offered - around.others.taken(name):

@@ -47,8 +47,6 @@ class Site:
     Attributes:
         api_host: The API server's address that works from compute nodes.
         images: The directory of converted images.
-        settings_flags: Options for every pod's job.
-        network: The mode of pods that do not ask for the host's.
         has_one_id: Whether the user has no subordinate ids.
         log_limits: How much one run of a container may log; the agent's own if there are none.
     """
@@ -58,8 +56,6 @@ class Site:
     api_port: int
     images: Path
     prelude: str
-    settings_flags: Mapping[str, str | None]
-    network: str
     has_one_id: bool = False
     log_limits: records.LogLimits | None = None
 
@@ -90,14 +86,15 @@ class ContainerConfigError(errors.HpkError):
         self.container = container
 
 
-def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredients) -> records.PodPlan:
-    """``spec.json``.
+def pod_plan(admitted: admit.Admitted, *, site: Site, cluster: admit.Cluster, found: Ingredients) -> records.PodPlan:
+    """Return ``spec.json``.
 
     Raises:
         volume_plan.SourceMissing: A volume lacks its ConfigMap or Secret.
         ContainerConfigError: A container lacks one, or would run as root against its will.
         errors.PodRefused: A reference names something that does not exist.
     """
+    pod = admitted.pod
     deadline = pod.spec.active_deadline_seconds
     containers = [container_plan(pod, c, site=site, cluster=cluster, found=found) for c in pod.all_containers]
     plan: records.PodPlan = {
@@ -109,7 +106,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "restart_policy": pod.spec.restart_policy,  # type: ignore[typeddict-item]
         "grace_seconds": pod.spec.termination_grace_period_seconds,
         "deadline_at": found.started_at.timestamp() + deadline if deadline is not None else None,
-        "network": network(pod, site),  # type: ignore[typeddict-item]
+        "network": admitted.network,  # type: ignore[typeddict-item]
         "hosts": hosts(pod, site.cluster_domain),
         "resolv_conf": "" if pod.spec.dns_policy == "None" else None,
         "link": found.link,
@@ -121,7 +118,7 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
         "disk_limits": disk.limits(pod),
         "has_one_id": site.has_one_id,
         "share_processes": pod.spec.share_process_namespace,
-        "warning": warning.early(pod, _options(pod, site), cluster.capacity).plan,
+        "warning": warning.early(pod, admitted.options, cluster.capacity).plan,
     }
     if (added := dns(pod)) is not None:
         plan["dns"] = added
@@ -130,11 +127,6 @@ def pod_plan(pod: v1.Pod, *, site: Site, cluster: admit.Cluster, found: Ingredie
     if site.log_limits:
         plan["log_limits"] = site.log_limits
     return plan
-
-
-def network(pod: v1.Pod, site: Site) -> str:
-    """The pod's network mode."""
-    return "host" if pod.spec.host_network else site.network
 
 
 def container_plan(
@@ -320,23 +312,17 @@ def dns(pod: v1.Pod) -> records.Dns | None:
     }
 
 
-def _options(pod: v1.Pod, site: Site) -> dict[str, str | None]:
-    """The sbatch options that the settings and the pod itself ask for; the pod's win."""
-    return flags.layered(site.settings_flags, admit.job_flags(pod))
-
-
 def directives(
-    pod: v1.Pod, *, site: Site, directory: Path, capacity: slurm_model.Capacity | None = None
+    admitted: admit.Admitted, *, directory: Path, capacity: slurm_model.Capacity | None = None
 ) -> dict[str, str | None]:
-    """The job's ``#SBATCH`` options: ours, then the settings', then the pod's own, which win.
+    """Return the job's ``#SBATCH`` options: ours, then the settings', then the pod's own, which win.
 
     Args:
-        pod: An admitted pod.
-        site: Of this kubelet.
+        admitted: The pod.
         directory: The pod's own.
         capacity: What Slurm said of its partitions, if anything; the same as for the pod's plan.
     """
-    asked = resources.request(pod)
+    pod, asked, asked_for = admitted.pod, admitted.request, admitted.options
     uid = pod.metadata.uid
     options: dict[str, str | None] = {
         "job-name": f"{pod.metadata.namespace}/{pod.metadata.name}"[:SAFE_NAME_LENGTH],
@@ -348,7 +334,6 @@ def directives(
         options["mem"] = f"{-(-asked.memory_bytes // (1 << 20))}M"
     if asked.gpus:
         options["gres"] = f"gpu:{asked.gpus}"
-    asked_for = _options(pod, site)
     if asked_for.keys() & TASK_COUNTS or (asked_for.get("nodes") or "1") not in {"1", "1-1"}:
         del options["ntasks"]  # sbatch would take it for the number of all tasks, and the other for a bound
     options = flags.layered(options, asked_for)
@@ -360,27 +345,28 @@ def directives(
     return {**options, "no-requeue": None, "open-mode": "append"}
 
 
-def job_plan(  # noqa: D417 - site, pod, capacity as above
-    pod: v1.Pod,
+def job_plan(  # noqa: D417 - admitted, capacity as above
+    admitted: admit.Admitted,
     *,
     site: Site,
     directory: Path,
     commands: sandbox.Commands,
     capacity: slurm_model.Capacity | None = None,
 ) -> model.JobPlan:
-    """What ``script.sh`` is rendered from.
+    """Return what ``script.sh`` is rendered from.
 
     Args:
+        site: Of this kubelet.
         directory: The pod's own, on the shared file system.
         commands: How this site starts and cleans a sandbox.
     """
     return model.JobPlan(
-        directives=directives(pod, site=site, directory=directory, capacity=capacity),
+        directives=directives(admitted, directory=directory, capacity=capacity),
         prelude=site.prelude,
         directory=directory,
         sandbox=commands.start,
         scratch=commands.scratch,
         cleanup=commands.clean,
         warmth=commands.warmth,
-        signals=warning.early(pod, _options(pod, site), capacity).signals,
+        signals=warning.early(admitted.pod, admitted.options, capacity).signals,
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.pods import admit
 from hpk.slurm import flags, parse
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def _limit(options: Mapping[str, str | None], capacity: slurm_model.Capacity | N
         return parse.duration(text)
     if capacity is None:
         return None
-    names = admit.partitions(options) or [capacity.default_partition or ""]
+    names = flags.partitions(options) or [capacity.default_partition or ""]
     known = [capacity.partitions[name] for name in names if name in capacity.partitions]
     limits = [one.max_seconds if one.default_seconds is None else one.default_seconds for one in known]
     return min((limit for limit in limits if limit is not None), default=None)

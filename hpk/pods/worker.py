@@ -48,12 +48,12 @@ class Worker:
         await self._remove_object(raw, pod)  # first: Slurm may be away
         await self._look(raw, pod)
         decision = life.decide(self._observe(raw, pod))
-        again = await self._act(pod, decision)
+        again = await self._act(raw, pod, decision)
         if raw is not None and pod is not None and decision.state is not life.State.CLOSED:
             phase = await self._report(raw, pod)
             if phase in status.TERMINAL:
                 await self._remove_object(raw, pod)
-                again = await self._act(pod, life.decide(self._observe(raw, pod)))
+                again = await self._act(raw, pod, life.decide(self._observe(raw, pod)))
         return None if self.is_done else sooner(again, self._next_look(raw, pod))
 
     def _next_look(self, raw: dict[str, Any] | None, pod: v1.Pod | None) -> float | None:
@@ -100,12 +100,12 @@ class Worker:
 
     # Act
 
-    async def _act(self, pod: v1.Pod | None, decision: life.Decision) -> float | None:
+    async def _act(self, raw: dict[str, Any] | None, pod: v1.Pod | None, decision: life.Decision) -> float | None:
         """Do the step that is due; return the seconds until the next look, if no change causes one before."""
         again = None
         match decision.step:
-            case life.Step.SUBMIT if pod is not None and self._observer.started_at is not None:
-                again = await self._launch.attempt(pod, started_at=self._observer.started_at)
+            case life.Step.SUBMIT if raw is not None and pod is not None and self._observer.started_at is not None:
+                again = await self._launch.attempt(raw, pod, started_at=self._observer.started_at)
             case life.Step.CHANGE if pod is not None:
                 again = self._change(pod)
             case life.Step.TERMINATE:

@@ -160,6 +160,11 @@ EXCLUSIVE = (
 The ways to count GPUs may be joined, but then they must agree, which two layers do by chance only."""
 
 
+def partitions(options: Mapping[str, str | None]) -> list[str]:
+    """Return the partitions that the options name; none where Slurm's default is meant."""
+    return [name for name in (options.get("partition") or "").split(",") if name]
+
+
 def layered(*layers: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the options of all layers; what a later one sets replaces the same option, and any that would clash.
 

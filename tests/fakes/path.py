@@ -135,7 +135,8 @@ class FakePreparer:
     def keep(self, plan: Any) -> None:
         assert plan
 
-    async def prepare(self, pod: Any, **_: Any) -> prepare.Ready:
+    async def prepare(self, admitted: admit.Admitted, **_: Any) -> prepare.Ready:
+        pod = admitted.pod
         self.prepared.append(pod.metadata.name)
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)

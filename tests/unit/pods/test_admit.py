@@ -123,7 +123,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 )
 def test_what_can_be_given_is_admitted(pod: Any) -> None:
     """Fields that ask for nothing, or for what every pod has here, do no harm."""
-    assert admit.admit(pod, cluster=CLUSTER).metadata.name == "p"
+    assert admit.admit(pod, cluster=CLUSTER).pod.metadata.name == "p"
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,6 @@ def test_a_host_port_is_refused_where_the_pod_has_a_network_of_its_own() -> None
 def test_the_first_spelling_of_the_flags_counts() -> None:
     """slurm.hpk.io/flags wins over the older spelling."""
     pod = raw(annotations={"slurm-job.hpk.io/flags": "-p old", "slurm.hpk.io/flags": "-p new"})
-    assert admit.job_flags(admit.admit(pod, cluster=CLUSTER)) == {"partition": "new"}
+    assert admit.admit(pod, cluster=CLUSTER).options == {"partition": "new"}
     old = raw(annotations={"slurm-job.hpk.io/flags": "-p old"})
-    assert admit.job_flags(admit.admit(old, cluster=CLUSTER)) == {"partition": "old"}
+    assert admit.admit(old, cluster=CLUSTER).options == {"partition": "old"}

@@ -196,7 +196,10 @@ def test_refusals_name_the_field() -> None:
     with_one = admit.refused(raw, cluster=admit.Cluster(name="hpk", has_subordinate_ids=False))
     assert with_one["user"].startswith("securityContext.runAsUser 7 and 8 in one pod")
     assert "fine" not in with_one
-    assert admit.admit(raw, cluster=admit.Cluster(name="hpk")).spec.ephemeral_containers[0].target_container_name == "c"
+    assert (
+        admit.admit(raw, cluster=admit.Cluster(name="hpk")).pod.spec.ephemeral_containers[0].target_container_name
+        == "c"
+    )
 
 
 def test_a_finished_pod_s_copy_keeps_what_logs_need() -> None:

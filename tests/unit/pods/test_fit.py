@@ -10,7 +10,7 @@ import pytest
 
 from hpk import errors
 from hpk.kube import v1
-from hpk.pods import fit
+from hpk.pods import admit, fit
 from tests.unit.pods import test_admit
 from tests.unit.pods.test_admit import raw
 
@@ -30,7 +30,7 @@ CLUSTER = test_admit.CLUSTER
 def test_what_the_node_does_not_have_is_refused_with_the_kubelets_reason(pod: Any, reason: str) -> None:
     """Only of pods that are bound already: others wait."""
     with pytest.raises(errors.PodRefused) as caught:
-        fit.check(v1.pod(pod), CLUSTER)
+        fit.check(admit.derive(v1.pod(pod), CLUSTER), CLUSTER)
     assert caught.value.reason == reason
 
 
@@ -40,6 +40,6 @@ def test_what_others_have_added_to_the_node_counts() -> None:
         CLUSTER, labels={**CLUSTER.labels, "disk": "ssd"}, extended={"example.com/fpga": Decimal(2)}
     )
     pod = v1.pod(raw({"resources": {"limits": {"example.com/fpga": 1}}}, nodeSelector={"disk": "ssd"}))
-    fit.check(pod, mine)
+    fit.check(admit.derive(pod, mine), mine)
     with pytest.raises(errors.PodRefused):
-        fit.check(pod, CLUSTER)
+        fit.check(admit.derive(pod, CLUSTER), CLUSTER)

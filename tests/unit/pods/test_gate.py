@@ -9,7 +9,7 @@ import pytest
 
 from hpk import errors
 from hpk.kube import v1
-from hpk.pods import gate
+from hpk.pods import admit, gate, lanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +23,11 @@ def pod(name: str = "p", *, owner: str = "rs", flags: str = "", **spec: Any) -> 
     return v1.pod({"metadata": meta, "spec": {"containers": [{"name": "c", "image": "i"}], **spec}})
 
 
+def lanes_of(one: v1.Pod) -> tuple[lanes.Key, ...]:
+    """The lanes of a pod where the settings have no flags."""
+    return admit.derive(one, admit.Cluster(name="hpk")).lanes
+
+
 class World:
     """A gate with a clock of the test's, and who was woken."""
 
@@ -32,11 +37,11 @@ class World:
         self.calls = 0
         self.gate = gate.Gate(on_open=self.woken.append, clock=lambda: self.now)
 
-    async def submit(self, uid: str, lanes: tuple[gate.Key, ...], error: errors.HpkError | None = None) -> str:
+    async def submit(self, uid: str, wanted: tuple[lanes.Key, ...], error: errors.HpkError | None = None) -> str:
         """One pod's try: ``held``, ``refused`` or ``taken``."""
         try:
-            self.gate.check(uid, lanes)
-            async with self.gate.turn(uid, lanes):
+            self.gate.check(uid, wanted)
+            async with self.gate.turn(uid, wanted):
                 self.calls += 1
                 await asyncio.sleep(0)
                 if error is not None:
@@ -46,7 +51,7 @@ class World:
         except errors.HpkError:
             return "refused"
         finally:
-            self.gate.leave(uid, lanes)
+            self.gate.leave(uid, wanted)
         return "taken"
 
 
@@ -58,8 +63,8 @@ def world() -> World:
 
 REFUSED = errors.JobRefused("Invalid account")
 LIMIT = errors.SlurmUnavailable("AssocMaxSubmitJobLimit")
-ALIKE = gate.keys(pod(), {})
-NOBODYS = gate.keys(pod(owner=""), {})
+ALIKE = lanes_of(pod())
+NOBODYS = lanes_of(pod(owner=""))
 
 
 async def test_of_fifty_replicas_that_sbatch_refuses_one_asks(world: World) -> None:
@@ -207,14 +212,14 @@ async def test_one_that_goes_ahead_and_gives_up_is_followed_by_another(world: Wo
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: gate.keys(pod(owner="other"), {}),
-        lambda: gate.keys(pod(flags="--account=right"), {}),
-        lambda: gate.keys(pod(containers=[{"name": "c", "resources": {"requests": {"cpu": "7"}}}]), {}),
+        lambda: lanes_of(pod(owner="other")),
+        lambda: lanes_of(pod(flags="--account=right")),
+        lambda: lanes_of(pod(containers=[{"name": "c", "resources": {"requests": {"cpu": "7"}}}])),
         lambda: NOBODYS,
     ],
     ids=["other controller", "other flags", "other requests", "no controller"],
 )
-async def test_a_refusal_speaks_for_pods_alike_only(world: World, other: Callable[[], tuple[gate.Key, ...]]) -> None:
+async def test_a_refusal_speaks_for_pods_alike_only(world: World, other: Callable[[], tuple[lanes.Key, ...]]) -> None:
     """Whatever sbatch decides by is in the key."""
     await world.submit("a", ALIKE, REFUSED)
     assert await world.submit("b", other()) == "taken"
@@ -262,5 +267,5 @@ async def test_the_webhook_denies_while_the_pause_lasts(world: World) -> None:
 async def test_the_gate_forgets_lanes_that_nobody_uses(world: World) -> None:
     """Memory does not grow with the controllers that there ever were."""
     for n in range(3 * gate.MOST_LANES):
-        await world.submit("a", gate.keys(pod(owner=f"rs{n}"), {}))
+        await world.submit("a", lanes_of(pod(owner=f"rs{n}")))
     assert len(world.gate._lanes) <= gate.MOST_LANES

@@ -80,8 +80,6 @@ class World:
             api_port=6443,
             images=Path("/images"),
             prelude="",
-            settings_flags={},
-            network="host",
         )
         fakes: dict[str, Any] = {"kube": self.api, "store": self.store, "recorder": self.recorder}
         self.preparer = prepare.Preparer(
@@ -103,7 +101,7 @@ class World:
         meta = {"name": "p", "namespace": "ns", "uid": "u"}
         pod = v1.pod({"metadata": meta, "spec": {"containers": [raw], **spec}})
         pulled = await self.preparer.pull(pod, cluster=cluster, attempts=self.attempts)
-        return await self.preparer.prepare(pod, cluster=cluster, started_at=NOW, pulled=pulled)
+        return await self.preparer.prepare(admit.derive(pod, cluster), cluster=cluster, started_at=NOW, pulled=pulled)
 
     async def waiting(self, container: dict[str, Any] | None = None, **spec: Any) -> prepare.NotReady:
         """Try once, in vain."""

@@ -148,9 +148,9 @@ async def test_what_sbatch_told_one_pod_the_controllers_next_ones_hear_at_once()
     """The same text, so that the controller backs off."""
     shut = gate.Gate(on_open=lambda _uid: None)
     reviewer = review.Reviews(cluster=lambda: CLUSTER, gate=shut)
-    pod = admit.admit(raw("--account=no", owned=True), cluster=CLUSTER)
+    asked = admit.admit(raw("--account=no", owned=True), cluster=CLUSTER)
     with pytest.raises(errors.JobRefused):
-        async with shut.turn("u", gate.keys(pod, {})):
+        async with shut.turn("u", asked.lanes):
             raise errors.JobRefused(slurm.REFUSALS["account"])
     assert reviewer.review("Pod", raw("--account=no", owned=True)) == (slurm.REFUSALS["account"], [])
     assert reviewer.review("Pod", raw(owned=True)) == (None, [])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpk.kube import selectors, v1
-from hpk.pods import occupants, schedule
+from hpk.pods import admit, occupants, schedule
 from tests.unit.pods import test_review
 
 CLUSTER = dataclasses.replace(
@@ -40,7 +40,8 @@ def on_node(*pods: Any) -> occupants.Occupants:
 def hindrance(raw: Any, *others: Any, **change: Any) -> schedule.Hindrance | None:
     """What hinders this pod on a node that has the others."""
     around = schedule.Surroundings(others=on_node(*others), namespaces=lambda: {"ns": {"team": "a"}})
-    return schedule.hindrance(v1.pod(raw), dataclasses.replace(CLUSTER, **change), around)
+    cluster = dataclasses.replace(CLUSTER, **change)
+    return schedule.hindrance(admit.derive(v1.pod(raw), cluster), cluster, around)
 
 
 def anti(**labels: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from hpk import jobdir
 from hpk.kube import v1
 from hpk.network import sandbox
-from hpk.pods import script, translate
+from hpk.pods import admit, script, translate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,10 +44,13 @@ def site(**changes: Any) -> translate.Site:
         "api_port": 6443,
         "images": Path("/home/alice/.hpk/images"),
         "prelude": "",
-        "settings_flags": {},
-        "network": "flannel",
     }
     return translate.Site(**{**values, **changes})
+
+
+def admitted(one: v1.Pod, flags: dict[str, str | None] | None = None) -> admit.Admitted:
+    """The pod, with the settings' flags."""
+    return admit.derive(one, admit.Cluster(name="hpk", flags=flags or {}))
 
 
 def pod(*containers: dict[str, Any], annotations: dict[str, str] | None = None, **spec: Any) -> v1.Pod:
@@ -66,7 +69,7 @@ PODS = {
     ),
     "flags": (
         pod(annotations={"slurm.hpk.io/flags": "-J 'my \"job\"' --comment='a b' -p gpu --time=1 --hold -c 4"}),
-        site(settings_flags={"account": "physics", "partition": "cpu"}, prelude="module load apptainer"),
+        site(prelude="module load apptainer"),
     ),
     "signal": (pod(annotations={"slurm.hpk.io/flags": "--signal=B:USR1@600"}), site()),
 }
@@ -76,7 +79,8 @@ PODS = {
 def test_scripts_are_as_they_were_read_and_agreed(name: str) -> None:
     """Each kind of pod has its golden script; a change of one is seen in review."""
     one, where = PODS[name]
-    plan = translate.job_plan(one, site=where, directory=DIRECTORY, commands=COMMANDS)
+    flags: dict[str, str | None] = {"account": "physics", "partition": "cpu"} if name == "flags" else {}
+    plan = translate.job_plan(admitted(one, flags), site=where, directory=DIRECTORY, commands=COMMANDS)
     assert script.render(plan) == (GOLDEN / f"{name}.sh").read_text()
 
 
@@ -111,7 +115,7 @@ ENVIRONMENT = {**os.environ, "SLURMD_NODENAME": "c1", "HOSTNAME": "login1"}
 def rendered(one: v1.Pod, scratch: str, program: str) -> str:
     """The pod's script with a shell program in place of Apptainer."""
     commands = sandbox.Commands(start=["bash", "-c", program], scratch=scratch, clean=["true"])
-    plan = translate.job_plan(one, site=site(), directory=DIRECTORY, commands=commands)
+    plan = translate.job_plan(admitted(one), site=site(), directory=DIRECTORY, commands=commands)
     return script.render(plan)
 
 
@@ -130,7 +134,7 @@ def test_copies_are_bound_if_they_are_of_this_image(tmp_path: Path, ages: tuple[
     print_all = ["bash", "-c", '[ $# = 0 ] || printf " <%s>" "$@" > said', "program", sandbox.WARM]
     warmth = sandbox.Warmth(stamp=str(files[0]), image=str(files[1]), options=["a b", "$c"])
     commands = sandbox.Commands(start=print_all, scratch=f"{tmp_path}/hpk-0b4e", clean=["true"], warmth=warmth)
-    text = script.render(translate.job_plan(pod(), site=site(), directory=DIRECTORY, commands=commands))
+    text = script.render(translate.job_plan(admitted(pod()), site=site(), directory=DIRECTORY, commands=commands))
     subprocess.run(["bash", "-c", text], env=ENVIRONMENT, cwd=tmp_path, check=True)
     found = tmp_path / "said"
     assert (found.read_text().strip() if found.exists() else "") == said

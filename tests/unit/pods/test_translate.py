@@ -25,10 +25,13 @@ SITE = translate.Site(
     api_port=6443,
     images=Path("/home/u/.hpk/images"),
     prelude="",
-    settings_flags={"partition": "main", "account": "lab"},
+)
+CLUSTER = admit.Cluster(
+    name="hpk",
+    allocatable={"cpu": Decimal(8)},
+    flags={"partition": "main", "account": "lab"},
     network="flannel",
 )
-CLUSTER = admit.Cluster(name="hpk", allocatable={"cpu": Decimal(8)})
 LINK: records.Link = {"ca": "a", "certificate": "b", "key": "c"}
 
 
@@ -58,7 +61,7 @@ def planned(one: v1.Pod, *, file: str = "/home/u/.hpk/images/a.sqfs", **config: 
         link=LINK,
         started_at=NOW,
     )
-    return translate.pod_plan(one, site=SITE, cluster=CLUSTER, found=found)
+    return translate.pod_plan(admit.derive(one, CLUSTER), site=SITE, cluster=CLUSTER, found=found)
 
 
 def only(container: dict[str, Any] | None = None, *, spec: dict[str, Any] | None = None, **config: Any) -> Any:
@@ -233,7 +236,7 @@ def test_what_a_pod_adds_to_its_resolv_conf_counts_whatever_its_policy(policy: s
 
 def options(one: v1.Pod) -> dict[str, str | None]:
     """The job's options."""
-    return translate.directives(one, site=SITE, directory=Path("/d/pods/u"))
+    return translate.directives(admit.derive(one, CLUSTER), directory=Path("/d/pods/u"))
 
 
 def test_the_pods_own_flags_win_but_for_what_finds_the_job_again() -> None:

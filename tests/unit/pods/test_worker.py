@@ -11,7 +11,7 @@ import pytest
 from structlog import testing
 
 from hpk import errors, jobdir, records
-from hpk.pods import gate, life, model, prepare, termination
+from hpk.pods import admit, gate, life, model, prepare, termination
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -582,7 +582,9 @@ async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(world: path.World) 
     world.allocator.limit = 5
     uids = [world.create(f"p{number}") for number in range(40)]
     await world.until(lambda: len(world.allocator.submitted) == 5 and world.allocator.refused == 1)
-    await world.until(lambda: len(world.gate._lanes[gate.keys(world.pod("p0"), {})[0]].held) == 35)
+    await world.until(
+        lambda: len(world.gate._lanes[admit.derive(world.pod("p0"), admit.Cluster(name="hpk")).lanes[0]].held) == 35
+    )
     before = len(world.preparer.prepared)
     assert before <= 5 + 4 + 1
     written = [uid for uid in uids if jobdir.read_json(world.state.pod(uid).plan)]
