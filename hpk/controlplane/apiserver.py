@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpk.controlplane import component, etcd, probes
+from hpk.controlplane import component, etcd
 from hpk.controlplane import layout as layouts
+from hpk.kube import readiness
 
 if TYPE_CHECKING:
     from hpk.controlplane.layout import Layout
@@ -34,7 +35,7 @@ def component_of(layout: Layout) -> component.Component:
         env=layouts.environment(memory_mib=layout.memory_mib, processors=layout.processors),
         log=layout.log(NAME),
         needs=(etcd.NAME,),
-        probe=probes.Https(
+        probe=readiness.Https(
             f"{layout.local_url}/readyz",
             layout.authority_certificate("kubernetes"),
             layout.certificate(PROBE),

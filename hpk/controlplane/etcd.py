@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpk.controlplane import component, probes
+from hpk.controlplane import component
 from hpk.controlplane import layout as layouts
+from hpk.kube import readiness
 
 if TYPE_CHECKING:
     from hpk.controlplane.layout import Layout
@@ -81,7 +82,7 @@ def component_of(layout: Layout) -> component.Component:
         # One thread of Go code: more only wake each other up, a fifth of its work at rest.
         env=layouts.environment(memory_mib=MEMORY_MIB, processors=1),
         log=layout.log(NAME),
-        probe=probes.Https(
+        probe=readiness.Https(
             f"{layout.etcd_url}/readyz",
             layout.authority_certificate("etcd"),
             layout.certificate(CLIENT),

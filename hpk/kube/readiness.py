@@ -1,4 +1,4 @@
-"""Readiness by HTTPS, with a client certificate."""
+"""The readiness of a component of the control plane: what its /readyz answers, with a client certificate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Https:
     key: Path
 
     async def __call__(self) -> str | None:
-        """None if it answers 200, else the first line of the trouble."""
+        """Return None if it answers 200, else the first line of the trouble."""
         timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
         try:
             # A connection of its own each time: a restarted component must not be judged by an old one.
@@ -47,6 +47,6 @@ class Https:
 
 
 def _failures(text: str) -> str:
-    """Of a verbose /readyz the lines that failed, else the beginning."""
+    """Return the lines of a verbose /readyz that failed, else the beginning."""
     failed = [line for line in text.splitlines() if line.startswith("[-]")]
     return "; ".join(failed) or text[:200]
