@@ -18,6 +18,7 @@ from hpk.pods import events, occupants, queue, status, worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from hpk import jobdir
     from hpk.kube import client
     from hpk.pods import services
 
@@ -36,10 +37,6 @@ class Pods:
         self._listeners: dict[str, set[asyncio.Event]] = {}
         self._services: services.Services | None = None
         self._group: asyncio.TaskGroup | None = None
-
-    def serve(self, used: services.Services) -> None:
-        """Give the workers what they use; once, before `run` (the services refer back to `mark`)."""
-        self._services = used
 
     def has_living(self, uid: str) -> bool:
         """Whether there is a pod of this UID that has not ended."""
@@ -73,8 +70,7 @@ class Pods:
 
     def beside(self, uid: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Have something done for a pod that its rounds do not wait for; a round follows its end."""
-        if self._group is None:
-            raise RuntimeError("Pods.run was not called")
+        assert self._group is not None  # only rounds have something done
         guarded = self._guarded(uid, work)
         try:
             return self._group.create_task(guarded, name=f"beside pod {uid}")
@@ -106,21 +102,23 @@ class Pods:
         raw = self.informer.objects.get(uid)
         return raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL
 
-    async def run(self) -> None:
-        """Work until cancelled."""
+    async def run(self, used: services.Services) -> None:
+        """Work until cancelled.
+
+        Args:
+            used: What the workers use; some of it refers back to `mark`.
+        """
         async with asyncio.TaskGroup() as group:
-            self._group = group
+            self._services, self._group = used, group
             group.create_task(self.informer.run(), name="pods informer")
             await self.informer.synced.wait()
-            await self._mark_leftovers()
+            await self._mark_leftovers(used.state)
             group.create_task(self.queue.run(), name="pods queue")
 
-    async def _mark_leftovers(self) -> None:
-        """Pods that have a directory but no object any more were deleted while no kubelet ran."""
-        if self._services is None:
-            raise RuntimeError("Pods.serve was not called")
+    async def _mark_leftovers(self, state: jobdir.State) -> None:
+        """Mark pods that have a directory but no object any more: they were deleted while no kubelet ran."""
         try:
-            uids = await asyncio.to_thread(os.listdir, self._services.state.pods)
+            uids = await asyncio.to_thread(os.listdir, state.pods)
         except FileNotFoundError:
             return
         except OSError as error:  # the next start looks again; the pods that are there must not wait for it
@@ -130,8 +128,7 @@ class Pods:
             self.queue.mark(uid)
 
     async def _round(self, uid: str) -> float | None:
-        if self._services is None:
-            raise RuntimeError("Pods.serve was not called")
+        assert self._services is not None  # rounds are run by `run`
         one = self._workers.get(uid)
         if one is None:
             one = self._workers[uid] = worker.Worker(uid, self._services)

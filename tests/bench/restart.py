@@ -81,10 +81,8 @@ class World(path.World):
         super().start()
         self.poller = poller.Poller(self.source, poll_seconds=15.0)
         slurm: Any = None
-        used = self.pods._services
-        assert used is not None
         self.jobs = submit.JobPerPod(slurm, self.poller, state=self.state, on_change=self.pods.mark)
-        self.pods.serve(dataclasses.replace(used, allocator=self.jobs))
+        self.used = dataclasses.replace(self.used, allocator=self.jobs)
 
     async def run(self) -> None:
         """Run it until cancelled."""
@@ -109,7 +107,7 @@ class World(path.World):
         jobdir.write_json(str(self._home / "endpoint.json"), {"host": "127.0.0.1", "port": port})
         try:
             async with asyncio.TaskGroup() as group:
-                for service in (self.pods.run, self.poller.run, self.recorder.run):
+                for service in (functools.partial(self.pods.run, self.used), self.poller.run, self.recorder.run):
                     group.create_task(service())
         finally:
             await self.link.stop()

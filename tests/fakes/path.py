@@ -214,27 +214,25 @@ class World:
         )
         self.recorder = events.Recorder(api, component="kubelet", host="hpk")
         preparer: Any = self.preparer
-        self.pods.serve(
-            services.Services(
-                find=self.pods.informer.objects.get,
-                listen=self.pods.listen,
-                beside=self.pods.beside,
-                cluster=lambda: admit.Cluster(name="hpk"),
-                preparer=preparer,
-                allocator=self.allocator,
-                agents=self.agents,
-                reporter=report.Reporter(api),
-                recorder=self.recorder,
-                state=self.state,
-                preparations=asyncio.Semaphore(4),
-                submissions=asyncio.Semaphore(1),
-                gate=self.gate,
-                clock=self.clock,
-            )
+        self.used = services.Services(
+            find=self.pods.informer.objects.get,
+            listen=self.pods.listen,
+            beside=self.pods.beside,
+            cluster=lambda: admit.Cluster(name="hpk"),
+            preparer=preparer,
+            allocator=self.allocator,
+            agents=self.agents,
+            reporter=report.Reporter(api),
+            recorder=self.recorder,
+            state=self.state,
+            preparations=asyncio.Semaphore(4),
+            submissions=asyncio.Semaphore(1),
+            gate=self.gate,
+            clock=self.clock,
         )
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.pods.run())
+        self._task = asyncio.create_task(self.pods.run(self.used))
         return self
 
     async def __aexit__(self, *_: object) -> None:

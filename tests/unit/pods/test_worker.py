@@ -638,9 +638,8 @@ async def test_the_end_of_a_job_that_an_earlier_kubelet_submitted_gives_a_place(
 
 async def test_a_pod_deleted_while_it_waits_for_a_place_goes_at_once(world: path.World) -> None:
     """Few are prepared at a time; nobody waits for a place for what nobody wants any more."""
-    assert world.pods._services is not None
     for _ in range(4):
-        await world.pods._services.preparations.acquire()
+        await world.used.preparations.acquire()
     world.create()
     await world.until(lambda: world.preparer.asked == 1)
     await world.delete()
@@ -657,8 +656,7 @@ async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(world: pat
     for name in ("p1", "p2"):
         world.create(name)
         await world.until(lambda name=name: world.gate_holds(world.pod(name).metadata.uid))  # type: ignore[misc]
-    assert world.pods._services is not None
-    await world.pods._services.submissions.acquire()
+    await world.used.submissions.acquire()
     over = report(uid, 2, state="terminated", finished_at=2.0)
     await world.agents.took_report(uid, over)
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
@@ -666,7 +664,7 @@ async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(world: pat
     first, known = world.pod("p1").metadata.uid, world.pods.informer.objects
     await world.delete("p1")
     await world.until(lambda: "deletionTimestamp" in known[first]["metadata"])
-    world.pods._services.submissions.release()
+    world.used.submissions.release()
     second = world.pod("p2").metadata.uid
     await world.until(lambda: world.allocator.submitted == [uid, second])
 
