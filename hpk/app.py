@@ -100,24 +100,11 @@ async def _start(
     group: asyncio.TaskGroup,
 ) -> None:
     """Make all services of the kubelet, and start them."""
-    if settings.gateway is None:
-        raise errors.Fatal("Cannot reach Slurm: HPK_GATEWAY is not set; start the program by hpk.sbatch or 'hpk up'")
-    gateway = slurm_client.Gateway(settings.gateway)
+    site, cluster = await _meet_slurm(settings, control_plane)
     kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
     # Of its own: nothing that the pods ask for may make the lease wait for a connection.
     lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
     binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
-    site = await _patiently(lambda: gateway.site(apptainer=settings.apptainer))
-    cluster = slurm_cluster.Cluster(
-        slurm_client.Slurm(gateway),
-        _node_facts(settings, control_plane, site),
-        slurm_cluster.flags_of(settings),
-        has_subordinate_ids=not sandbox.has_one_id(site),
-        has_selinux=host.has_selinux(),
-        network=sandbox.choose(settings.network, site),
-    )
-    await cluster.refresh()
-
     copies = Path(settings.directory.warm)
     warmth = await asyncio.to_thread(warm.provide, copies, image=settings.image_file, changed_at=image_changed_at)
     launcher = sandbox.Launcher(settings, warmth=warmth, kill_wait_seconds=await cluster.kill_wait_seconds())
@@ -137,13 +124,9 @@ async def _start(
     nodes = _watch_node(binder_kube, settings.node_name, on_change=binder.retry)
     cluster.node_object = lambda: nodes.named("", settings.node_name)
     cluster.on_change = binder.retry
-    port = await made.link.start()
-    stack.push_async_callback(made.link.stop)
-    made.agents.line = made.link
-    jobdir.make_directory(settings.directory.endpoint_directory)
-    jobdir.write_json(settings.directory.endpoint, {"host": control_plane.api_address, "port": port}, is_durable=False)
+    await _open_link(settings, control_plane, made, stack=stack)
     running: Mapping[str, Callable[[], Awaitable[object]]] = {
-        **made.services(),
+        **made.tasks(),
         "lease": lease.LeaseController(lease_kube, settings.node_name).run,
         "cluster's capacity": cluster.run,
         "binder's events": told.run,
@@ -156,6 +139,41 @@ async def _start(
     }
     for name, run in running.items():
         group.create_task(service.kept(name, run), name=name)
+
+
+async def _meet_slurm(
+    settings: config.Settings, control_plane: plane.ControlPlane
+) -> tuple[Mapping[str, Any], slurm_cluster.Cluster]:
+    """Return what the gateway says of its host, and the cluster, once both are known.
+
+    Raises:
+        errors.Fatal: There is no gateway.
+    """
+    if settings.gateway is None:
+        raise errors.Fatal("Cannot reach Slurm: HPK_GATEWAY is not set; start the program by hpk.sbatch or 'hpk up'")
+    gateway = slurm_client.Gateway(settings.gateway)
+    site = await _patiently(lambda: gateway.site(apptainer=settings.apptainer))
+    cluster = slurm_cluster.Cluster(
+        slurm_client.Slurm(gateway),
+        _node_facts(settings, control_plane, site),
+        slurm_cluster.flags_of(settings),
+        has_subordinate_ids=not sandbox.has_one_id(site),
+        has_selinux=host.has_selinux(),
+        network=sandbox.choose(settings.network, site),
+    )
+    await cluster.refresh()
+    return site, cluster
+
+
+async def _open_link(
+    settings: config.Settings, control_plane: plane.ControlPlane, made: kubelet.Kubelet, *, stack: AsyncExitStack
+) -> None:
+    """Listen for agents, and write down where, for those that run already."""
+    port = await made.link.start()
+    stack.push_async_callback(made.link.stop)
+    made.agents.line = made.link
+    jobdir.make_directory(settings.directory.endpoint_directory)
+    jobdir.write_json(settings.directory.endpoint, {"host": control_plane.api_address, "port": port}, is_durable=False)
 
 
 def _watch_node(kube: client.Kube, name: str, *, on_change: Callable[[], None]) -> informer.Informer:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from hpk import cluster as slurm_cluster
-    from hpk import config, pki, records
+    from hpk import config, jobdir, pki, records
     from hpk.controlplane import plane
 
 LOG = structlog.get_logger(__name__)
@@ -70,18 +70,17 @@ class Kubelet:
         self._poller = poller.Poller(cluster.slurm, poll_seconds=settings.poll_seconds)
         self._reporter = report.Reporter(kube)
         self._has_one_id = sandbox.has_one_id(site)
+        images = settings.images_for(has_one_id=self._has_one_id)
         self._store = store.ImageStore(
-            settings.images_for(has_one_id=self._has_one_id),
+            images,
             insecure=settings.insecure_registries,
             has_one_owner=self._has_one_id,
-            used_by=uses.Uses(
-                settings.images_for(has_one_id=self._has_one_id), pods=Path(state.pods), knows=self.pods.has_living
-            ),
+            used_by=uses.Uses(images, pods=Path(state.pods), knows=self.pods.has_living),
             policy=collect.policy(settings),
         )
         self._image_fs = imagefs.ImageFs(
             self._store,
-            directory=settings.images_for(has_one_id=self._has_one_id),
+            directory=images,
             others=(Path(state.root),),
             knows_pods=self.pods.informer.synced,
         )
@@ -91,24 +90,10 @@ class Kubelet:
         network = sandbox.choose(settings.network, site)
         LOG.info("Pods' network", mode=network, has_subordinate_ids=not self._has_one_id)
         self._allocator = submit.JobPerPod(cluster.slurm, self._poller, state=state, on_change=self.pods.mark)
-        self._used = services.Services(
-            find=self.pods.informer.objects.get,
-            listen=self.pods.listen,
-            beside=self.pods.beside,
-            cluster=cluster.for_pods,
-            preparer=self._make_preparer(settings, control_plane, kube=kube, launcher=launcher),
-            allocator=self._allocator,
-            agents=self.agents,
-            reporter=self._reporter,
-            recorder=self.recorder,
-            state=state,
-            preparations=asyncio.Semaphore(PREPARATIONS_AT_ONCE),
-            submissions=asyncio.Semaphore(SUBMISSIONS_AT_ONCE),
-            gate=self._gate,
-            clock=clock.SYSTEM,
-        )
+        preparer = self._make_preparer(settings, control_plane, kube=kube, launcher=launcher)
+        self._used = self._make_services(preparer, state)
 
-    def services(self) -> dict[str, Callable[[], Awaitable[object]]]:
+    def tasks(self) -> dict[str, Callable[[], Awaitable[object]]]:
         """Return what must run, by the name that an error would use."""
         return {
             "watch of Slurm's jobs": self._poller.run,
@@ -150,6 +135,24 @@ class Kubelet:
                 key=functools.partial(doorbell.key_of, control_plane.link.key_pem),
                 read=self.agents.rung,
             ),
+        )
+
+    def _make_services(self, preparer: prepare.Preparer, state: jobdir.State) -> services.Services:
+        return services.Services(
+            find=self.pods.informer.objects.get,
+            listen=self.pods.listen,
+            beside=self.pods.beside,
+            cluster=self._cluster.for_pods,
+            preparer=preparer,
+            allocator=self._allocator,
+            agents=self.agents,
+            reporter=self._reporter,
+            recorder=self.recorder,
+            state=state,
+            preparations=asyncio.Semaphore(PREPARATIONS_AT_ONCE),
+            submissions=asyncio.Semaphore(SUBMISSIONS_AT_ONCE),
+            gate=self._gate,
+            clock=clock.SYSTEM,
         )
 
     def _make_preparer(

@@ -16,14 +16,9 @@ REASON = "# long: "
 """Begins the comment with the reason why something is longer: docs/development.md."""
 PENDING = {
     # Each is to be cut; whoever cuts it removes its line.
-    "hpk/app.py",
-    "hpk/app.py: _start",
-    "hpk/app.py: Kubelet.__init__",
     "hpk/controlplane/layout.py: Layout",
     "hpk/images/cache.py: Cache",
     "hpk/node/node.py",
-    "hpk/pods/worker.py",
-    "hpk/pods/worker.py: Worker",
     "hpk/slurm/client.py",
     "hpk/slurm/gateway.py",
 }
