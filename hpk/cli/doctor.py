@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from hpk import errors, jobdir
 from hpk.cli import findings, host, reach, up
 from hpk.controlplane import mounts
+from hpk.host import gateway, probe
 from hpk.network import sandbox
-from hpk.slurm import gateway, probe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -55,7 +55,7 @@ class Place:
 
     Attributes:
         where: In a user's words.
-        facts: As :mod:`hpk.slurm.probe` answers; what is missing was not looked at.
+        facts: As :mod:`hpk.host.probe` answers; what is missing was not looked at.
         reached: Registries, as HOST:PORT, to which the login host can connect.
         skew_seconds: How far its clock is provably from the login host's; positive is ahead.
         architecture: Of the login host, for which hpk.sif and the images are made.

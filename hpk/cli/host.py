@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors
-from hpk.slurm import client, gateway
+from hpk.host import gateway
+from hpk.slurm import client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ import yaml
 
 from hpk import errors, jobdir, kubeconfig
 from hpk.controlplane import placement
-from hpk.slurm import dial, relay, tunnel
+from hpk.host import dial, relay, tunnel
 
 if TYPE_CHECKING:
     from hpk import config

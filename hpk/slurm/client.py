@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = 1
-"""Of the protocol; see :mod:`hpk.slurm.gateway`."""
+"""Of the protocol; see :mod:`hpk.host.gateway`."""
 QUERY_SECONDS = 30.0
 SUBMIT_SECONDS = 60.0
 """sbatch itself waits and tries again for a while when slurmctld is busy."""
@@ -140,7 +140,7 @@ class Gateway:
             ) from error
 
     async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
-        """What the host has: see ``site`` in :mod:`hpk.slurm.gateway` for the keys.
+        """What the host has: see ``site`` in :mod:`hpk.host.gateway` for the keys.
 
         Raises:
             errors.SlurmUnavailable: The gateway does not answer.
@@ -327,7 +327,7 @@ class Slurm:
             raise errors.SlurmUnavailable(result.error or f"scancel {result.how}")
 
     async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
-        """What the gateway's host has: see ``site`` in :mod:`hpk.slurm.gateway` for the keys.
+        """What the gateway's host has: see ``site`` in :mod:`hpk.host.gateway` for the keys.
 
         Raises:
             errors.SlurmUnavailable: No answer.
@@ -336,7 +336,7 @@ class Slurm:
         return found
 
     async def tunnel(self, *arguments: str) -> dict[str, Any]:
-        """The record of a tunnel from the gateway's host to the control plane's: see :mod:`hpk.slurm.tunnel`.
+        """The record of a tunnel from the gateway's host to the control plane's: see :mod:`hpk.host.tunnel`.
 
         Args:
             arguments: The name of the directory beside the gateway that holds the program, then the program's options.

@@ -13,7 +13,8 @@ import pytest
 
 from hpk import config
 from hpk.cli import doctor, findings, host, reach
-from hpk.slurm import client, probe
+from hpk.host import probe
+from hpk.slurm import client
 from tests.fakes import slurm as fake
 from tests.unit.cli.test_findings import GOOD
 

@@ -19,7 +19,8 @@ import yaml
 
 from hpk import config, errors, jobdir, kubeconfig
 from hpk.cli import connect, host, kubectl, reach
-from hpk.slurm import client, tunnel
+from hpk.host import tunnel
+from hpk.slurm import client
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:

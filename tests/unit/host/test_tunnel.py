@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors
-from hpk.slurm import client, dial, gateway, tunnel
+from hpk.host import dial, gateway, tunnel
+from hpk.slurm import client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

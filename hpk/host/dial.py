@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any  # noqa: F401 - of the types in comments
 
 if TYPE_CHECKING or __package__:
-    from hpk.slurm import relay
+    from hpk.host import relay
 else:
     import relay
 

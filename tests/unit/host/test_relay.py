@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpk.slurm import dial, relay, tunnel
+from hpk.host import dial, relay, tunnel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors
-from hpk.slurm import client, gateway
+from hpk.host import gateway
+from hpk.slurm import client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpk.slurm import gateway, probe
+from hpk.host import gateway, probe
 
 ROUTES = """Iface	Destination	Gateway	Flags	RefCnt	Use	Metric	Mask	MTU	Window	IRTT
 eth0	00000000	FE004D0A	0003	0	0	0	00000000	0	0	0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 if TYPE_CHECKING or __package__:
-    from hpk.slurm import dial, relay
+    from hpk.host import dial, relay
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import dial
