@@ -98,11 +98,13 @@ compile_in_namespace() { # base directory-with-opt/hpk/lib
   chroot "$new" python$python -B -m compileall -f -q -j 2 --invalidation-mode unchecked-hash /opt/hpk/lib
 }
 
-# One file with all modules of a pod's start, into the program's part: hpk/agent/modules.py.
+# Into the program's part: one file with all modules of a pod's start (hpk/agent/modules.py), one with the programs
+# that run on hosts.
 pack_in_namespace() { # base dependencies program empty-directory
   mount_debian "$1"
   mount -t overlay -o "lowerdir=$2/opt/hpk/lib,upperdir=$3/opt/hpk/lib,workdir=$4" overlay "$new/opt/hpk/lib"
   chroot "$new" python$python -B -I -S /opt/hpk/lib/hpk/agent/pack.py
+  chroot "$new" python$python -B -I -S /opt/hpk/lib/hpk/host/pack.py /opt/hpk/lib/host.pyz
 }
 
 # Apptainer, being real root in a strange root file system, must see that as the root of all mounts: pivot_root.

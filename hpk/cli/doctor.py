@@ -13,17 +13,17 @@ import shlex
 import shutil
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors, jobdir
 from hpk.cli import findings, host, reach, up
 from hpk.controlplane import mounts
-from hpk.host import gateway, probe
+from hpk.host import pack, probe
 from hpk.network import sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from hpk import config
     from hpk.slurm import client, model
@@ -35,6 +35,7 @@ ANSWER_SECONDS = 5.0
 """How long a shared file system may take to show a file of another host, after the job's end."""
 ACCOUNT = re.compile(r"^#SBATCH\s+(?:--account[=\s]\s*|-A\s*)(\S+)", re.MULTILINE)
 DOCKER_HUB = "registry-1.docker.io:443"
+PROGRAM = "host.pyz"
 OPTIONS = ("--time=5", "--ntasks=1", "--cpus-per-task=1", "--mem=512M", "--job-name=hpk-doctor", "--no-requeue")
 INSIDE = """
 import ctypes, json, os, sys
@@ -118,11 +119,8 @@ async def _examine(
 
 
 def prepare(settings: config.Settings, site: Any, directory: Path) -> None:
-    """Write what the jobs need: the probe, the gateway beside it, and what to try."""
-    for module in (gateway, probe):
-        assert module.__file__
-        source = Path(module.__file__)
-        shutil.copyfile(source, directory / source.name)
+    """Write what the jobs need: the probe, and what to try."""
+    (directory / PROGRAM).write_bytes(pack.archive())
     # What a host lacks for a pod network is a finding of its own; the sandbox must then start without.
     network = "host" if settings.network != "flannel" and sandbox.missing_for_flannel(site) else "flannel"
     network = "host" if settings.network == "host" else network
@@ -150,13 +148,14 @@ def inside(settings: config.Settings, network: str, directory: Path) -> list[str
 
 def script(settings: config.Settings, directory: Path, answer: Path) -> str:
     """The probe's job script."""
-    files = " ".join(shlex.quote(str(path)) for path in (directory / "probe.py", directory / "request.json", answer))
+    words = (directory / PROGRAM, "probe", directory / "request.json", answer)
+    command = " ".join(shlex.quote(str(word)) for word in words)
     return f"""#!/bin/bash
 umask 077
 {settings.prelude}
 export HPK_PROBE_SCRATCH="{settings.scratch}"
 for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
-  "$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS {files}
+  "$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS {command}
 done
 echo "there is no Python 3.6 or newer on this host" >&2
 exit 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors
-from hpk.host import gateway
+from hpk.host import pack
 from hpk.slurm import client
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ def slurm(settings: config.Settings) -> Iterator[client.Slurm]:
     if shutil.which("sbatch") is None:
         raise errors.Fatal("Cannot reach Slurm: there is no sbatch on this host; run hpk on a login node")
     with tempfile.TemporaryDirectory(prefix="hpk.", dir="/tmp") as directory:  # a socket's path is short
-        socket = Path(directory) / "gateway" / "socket"
+        program, socket = Path(directory) / "host.pyz", Path(directory) / "gateway" / "socket"
+        program.write_bytes(pack.archive())
         keep = ["--keep=HPK_*", "--keep=SBATCH_*", "--keep=KUBECONFIG", "--keep=*_proxy", "--keep=*_PROXY"]
-        command = [sys.executable, "-IS", gateway.__file__, *keep, str(socket)]
+        command = [sys.executable, "-IS", str(program), "gateway", *keep, str(socket)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # ends when its stdin is closed
             _wait_for(socket, process)
             yield client.Slurm(client.Gateway(socket))

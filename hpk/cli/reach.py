@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import os
-import shutil
 import socket
 import tempfile
 from dataclasses import dataclass
@@ -17,8 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from hpk import errors, jobdir, kubeconfig
-from hpk.controlplane import placement
-from hpk.host import dial, relay, tunnel
+from hpk.host import relay, tunnel
 
 if TYPE_CHECKING:
     from hpk import config
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 DIRECT_SECONDS = 2.0
 """How long a connection to another host of the same cluster may take."""
 UNUSED_PORT = 47_811
-PROGRAMS = (dial, relay, tunnel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +83,7 @@ async def through(settings: config.Settings, slurm: client.Slurm, *, port: int =
     options = [f"--state={settings.state.absolute()}", f"--port={port}"]
     options += [] if settings.connect == "auto" else [f"--ways={settings.connect}"]
     options += ["--hold"] if is_held else []
-    try:
-        programs = await asyncio.to_thread(_programs, settings)
-    except OSError as error:
-        why = f"{error.strerror}{placement.advice(error)}"
-        raise errors.ApiUnavailable(f"Cannot put the tunnel's programs into {settings.state}: {why}") from error
-    record = await slurm.tunnel(programs, *options)
+    record = await slurm.tunnel(*options)
     return Way(
         server=f"https://{relay.LOOPBACK}:{record['port']}",
         direct=url(settings),
@@ -167,25 +158,3 @@ def _cluster(settings: config.Settings) -> dict[str, Any]:
     except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
         raise errors.ApiUnavailable("No control plane runs; 'hpk up' starts it") from error
     return found
-
-
-def _programs(settings: config.Settings) -> str:
-    """The name of the directory, beside the gateway, that holds the tunnel's programs where all hosts see them."""
-    if settings.gateway is None:  # not in hpk.sif: the gateway is the one that lies beside them
-        return ""
-    sources = [Path(str(module.__file__)) for module in PROGRAMS]
-    name = "tunnel-" + hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    target = settings.state / "lib" / name
-    if not target.exists():
-        jobdir.make_directory(str(target.parent))
-        # Of this command alone: another one may be doing the same.
-        temporary = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=target.parent))
-        try:
-            for source in sources:
-                shutil.copyfile(source, temporary / source.name)
-            temporary.rename(target)
-        except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if not target.exists():
-                raise
-    return name

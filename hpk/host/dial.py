@@ -1,24 +1,22 @@
-"""What leads to a relay in the control plane's job: srun or ssh, and the command's own words if it does not.
-
-Standard library only, Python 3.6 or newer: it is a part of :mod:`.tunnel` and lies beside it wherever that runs.
-"""
+"""What leads to a relay in the control plane's job: srun or ssh, and the command's own words if it does not."""
 
 import asyncio
+import contextlib
+import errno
+import hashlib
 import json
 import os
 import re
 import shlex
 import signal
+import socket
+
+from hpk.host import relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any  # noqa: F401 - of the types in comments
-
-if TYPE_CHECKING or __package__:
-    from hpk.host import relay
-else:
-    import relay
 
 MOST_NOISE = 64 << 10
 """Bytes that may come before the greeting."""
@@ -51,9 +49,9 @@ class Target:
         self.job_id = str(owner.get("job_id") or "")
         self.port = int(found.group(1))
 
-    def commands(self, ways: "Sequence[str]") -> "list[tuple[str, list[str]]]":
-        """(name, argv) of what may start the relay there."""
-        inner = [os.path.abspath(relay.__file__), str(self.port)]
+    def commands(self, program: str, ways: "Sequence[str]") -> "list[tuple[str, list[str]]]":
+        """Return (name, argv) of what may start the relay there; `program` is the file that holds it."""
+        inner = [program, "relay", str(self.port)]
         step = [
             "--jobid=" + self.job_id,
             "--job-name=hpk-connect",
@@ -69,6 +67,34 @@ class Target:
             "ssh": ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", self.host, remote],
         }
         return [(way, made[way]) for way in ways if self.job_id or way != "srun"]
+
+
+def placed(program: str, state: str) -> str:
+    """Return where all hosts see a copy of this file, made if it is not there.
+
+    Its name tells its content: a tunnel of another version may still need its own.
+
+    Raises:
+        Problem: The state directory refused it.
+    """
+    with open(program, "rb") as file:
+        content = file.read()
+    directory = os.path.join(state, "lib")
+    path = os.path.join(directory, "host-%s.pyz" % hashlib.sha256(content).hexdigest()[:16])
+    if os.path.exists(path):
+        return path
+    temporary = "%s.%s.%d" % (path, socket.gethostname(), os.getpid())  # another host may be doing the same
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.rename(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        advice = "; free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise Problem(f"cannot put the tunnel's programs into {directory}: {error.strerror}{advice}") from error
+    return path
 
 
 class Line:

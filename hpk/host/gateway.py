@@ -1,8 +1,6 @@
 """The gateway: runs Slurm's commands on the host for a program inside the container.
 
-One file, standard library only, Python 3.6 or newer, because it runs with whatever a compute or login node has:
-
-    python3 gateway.py /path/of/socket [--keep 'HPK_*' ...]
+    python3 host.pyz gateway /path/of/socket [--keep 'HPK_*' ...]
 
 It listens on a Unix socket that only its own user may use, and serves until its standard input ends (its
 parent holds the other end: no signal is needed, and SIGTERM from Slurm, which reaches every process of a job
@@ -19,8 +17,8 @@ it asked for.  Either message is ``uint32 length | JSON header | payload``, big-
 killed; or ``refused``, when the request was not understood and stderr says why: nothing was run; or ``failed``, when
 the gateway itself met an error, and whether the command did its work is not known.  A signalled command has a negative
 code.  Three commands are the gateway's own.  ``site``: its stdout is a JSON object of what the host has.
-``tunnel DIRECTORY OPTION...``: has DIRECTORY/tunnel.py, beside this file, serve in the background; its stdout is that
-program's one line.  With ``--hold`` it ends with the gateway.  ``tunnels``: a JSON list, for each that was started its
+``tunnel OPTION...``: has :mod:`.tunnel` serve in the background; its stdout is that program's one line.  With
+``--hold`` it ends with the gateway.  ``tunnels``: a JSON list, for each that was started its
 exit code, or null while it runs: whoever was killed outright cannot say so himself.
 """
 
@@ -280,6 +278,7 @@ class Gateway:
 
     def __init__(self, path: str, keep: "Iterable[str]" = ()) -> None:
         self.path = path
+        self.program = os.path.abspath(sys.argv[0])
         self.environment = environment(keep)
         self.slots = threading.BoundedSemaphore(MAX_COMMANDS)
         self.tunnels = []  # type: list[subprocess.Popen[bytes]]
@@ -364,13 +363,11 @@ class Gateway:
                 timeout_seconds=timeout, env=self.environment, connection=connection,
             )  # fmt: skip
 
-    def tunnel(self, directory: str, *options: str) -> bytes:
+    def tunnel(self, *options: str) -> bytes:
         """Start a tunnel that outlives the request, and return what it says of itself."""
-        here = os.path.dirname(os.path.abspath(__file__))
-        path = os.path.join(here, os.path.basename(directory), "tunnel.py")
         is_held = "--hold" in options
         child = subprocess.Popen(
-            [sys.executable, "-IS", path, *options],
+            [sys.executable, "-IS", self.program, "tunnel", *options],
             stdin=subprocess.PIPE if is_held else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=None if is_held else subprocess.DEVNULL,
@@ -520,12 +517,12 @@ def _number(path: str) -> "int | None":
         return None
 
 
-def main(argv: "list[str] | None" = None) -> int:
+def main(arguments: "list[str]") -> int:
     """Serve until standard input ends."""
     parser = argparse.ArgumentParser(description="Runs Slurm's commands for HPK's container.")
     parser.add_argument("socket")
     parser.add_argument("--keep", action="append", default=[], metavar="GLOB", help="also hand on these variables")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(arguments)
     os.umask(0o077)  # Slurm makes the output files of jobs with the umask of whoever submits them
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which every command would inherit
@@ -536,7 +533,3 @@ def main(argv: "list[str] | None" = None) -> int:
     finally:
         gateway.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,6 @@
 """What a host really offers, for ``hpk doctor``: tries it instead of asking.
 
-One file, standard library only, Python 3.6 or newer, as :mod:`.gateway`, which lies beside it where it runs in a job:
-
-    python3 probe.py REQUEST.json ANSWER.json
+    python3 host.pyz probe REQUEST.json ANSWER.json
 
 The request is a JSON object: ``apptainer``, ``sandbox`` (an argv, in which ``$HPK_SCRATCH`` stands for the scratch
 directory), ``shared`` (a directory of the shared file system), ``registries`` (a list of HOST:PORT).
@@ -11,7 +9,6 @@ or not at all.
 """
 
 import fcntl
-import importlib
 import json
 import os
 import resource
@@ -19,9 +16,10 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
+
+from hpk.host import gateway
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,8 +150,6 @@ def sandbox(argv: "list[str]", directory: str) -> "dict[str, Any]":
 def main(arguments: "list[str]") -> int:
     """Probe this host as a job."""
     request_file, answer_file = arguments
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    gateway = importlib.import_module("gateway")
     with open(request_file) as file:
         request = json.load(file)
     directory = os.environ["HPK_PROBE_SCRATCH"]
@@ -172,7 +168,3 @@ def main(arguments: "list[str]") -> int:
         json.dump(answer, file)
     os.rename(temporary, answer_file)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,6 @@
 """The end of a tunnel in the control plane's job, and what both ends speak: connections over two byte streams.
 
-One file, standard library only, Python 3.6 or newer, because it runs with whatever a compute node has:
-
-    python3 relay.py PORT        connects to PORT on its own loopback what the other end (tunnel.py) opens
+    python3 host.pyz relay PORT  connects to PORT on its own loopback what the other end (:mod:`.tunnel`) opens
 
 It ends with its standard input, so nothing is left in the job whatever becomes of the other end's host.
 
@@ -15,7 +13,6 @@ that does not read holds up nobody else.
 import asyncio
 import os
 import struct
-import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -213,7 +210,3 @@ def main(arguments: "list[str]") -> int:
     stdin, stdout = (os.fdopen(number, mode, 0) for number, mode in ((0, "rb"), (1, "wb")))
     loop.run_until_complete(serve(int(port), stdin, stdout))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

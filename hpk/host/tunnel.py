@@ -1,9 +1,6 @@
 """A tunnel to the API server, for hosts that do not reach its port.
 
-Standard library only, Python 3.6 or newer, as :mod:`.dial` and :mod:`.relay`, which lie beside it wherever it
-runs:
-
-    python3 tunnel.py --state DIR      listens on this host's loopback
+    python3 host.pyz tunnel --state DIR      listens on this host's loopback
 
 It starts the relay by srun, as a step of the control plane's job, which works wherever jobs can be started; or by
 ssh.  It prints one line of JSON when it listens: its record, or ``{"error": "..."}``.
@@ -22,17 +19,12 @@ import socket
 import sys
 import time
 
+from hpk.host import dial, relay
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
-
-if TYPE_CHECKING or __package__:
-    from hpk.host import dial, relay
-else:
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import dial
-    import relay
 
 MOST_CHANNELS = 512
 PAUSE_SECONDS = 5.0
@@ -50,6 +42,7 @@ class Tunnel:
         self.target = dial.Target(state)
         self._state = state
         self._ways = ways
+        self._program = dial.placed(sys.argv[0], state)
         self._is_held = is_held
         self._line = None  # type: dial.Line | None
         self._carrying = None  # type: Any
@@ -79,7 +72,7 @@ class Tunnel:
     async def _dial(self) -> dial.Line:
         self.target = dial.Target(self._state)
         problems = []
-        for way, argv in self.target.commands(self._ways):
+        for way, argv in self.target.commands(self._program, self._ways):
             line = dial.Line(way)
             try:
                 await line.start(argv)
@@ -292,7 +285,3 @@ def main(arguments: "list[str]") -> int:
         answer({"error": str(problem)})
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

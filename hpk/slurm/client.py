@@ -335,17 +335,14 @@ class Slurm:
         found: dict[str, Any] = json.loads((await self._query("site", apptainer)).text)
         return found
 
-    async def tunnel(self, *arguments: str) -> dict[str, Any]:
+    async def tunnel(self, *options: str) -> dict[str, Any]:
         """The record of a tunnel from the gateway's host to the control plane's: see :mod:`hpk.host.tunnel`.
-
-        Args:
-            arguments: The name of the directory beside the gateway that holds the program, then the program's options.
 
         Raises:
             errors.ApiUnavailable: There can be none; says why.
             errors.SlurmUnavailable: The gateway does not answer.
         """
-        result = await self._runner.run("tunnel", *arguments, timeout_seconds=TUNNEL_SECONDS)
+        result = await self._runner.run("tunnel", *options, timeout_seconds=TUNNEL_SECONDS)
         if result.end != "exited":
             raise errors.ApiUnavailable(f"Cannot make a tunnel to the API server: it {result.how}")
         record: dict[str, Any] = json.loads(result.text or '{"error": "it ended at once"}')

@@ -23,7 +23,7 @@ PARTS = {
     "api-server": "/opt/hpk/bin/kube-apiserver",
     "controller-manager": "/opt/hpk/bin/kube-controller-manager",
     "kubelet": "hpk serve",
-    "gateway": "gateway.py",
+    "gateway": "host.pyz gateway",
     "slurmctld": "slurmctld",
     "accounting": "slurmdbd",
     "database": "mariadbd",

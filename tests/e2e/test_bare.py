@@ -208,12 +208,12 @@ def test_connect_serves_any_program_while_it_runs(hpk: None) -> None:
         holding.terminate()
     until(lambda: cluster.shell(server) == direct)
     until(lambda: not steps())
-    until(lambda: cluster.shell("pgrep -u alice -a | grep -e '[/]tunnel.py' -e '[s]run'; true") == "")
+    until(lambda: cluster.shell("pgrep -u alice -a | grep -e '[.]pyz tunnel' -e '[s]run'; true") == "")
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None
         assert killed.stderr is not None
         assert "https://127.0.0.1:7443" in killed.stdout.readline()
-        cluster.run("pkill", "-KILL", "-f", "[/]tunnel.py.*--hold")
+        cluster.run("pkill", "-KILL", "-f", "[.]pyz tunnel .*--hold")
         assert "The tunnel has ended" in killed.stderr.read()
     assert cluster.shell(server) == direct
     # Another takes the place of the one that could not remove its record.
@@ -260,7 +260,7 @@ def test_the_recipe_for_a_laptop(hpk: None) -> None:
 
 def nothing_is_left() -> None:
     """Of a tunnel that was held, and of what ssh started, on any host."""
-    kinds = (r"[/]tunnel\.py.*--hold", "[s]shd-session: alice", "^ *[0-9]+ ssh ", r"^ *1 .*[/]relay\.py")
+    kinds = (r"[.]pyz tunnel .*--hold", "[s]shd-session: alice", "^ *[0-9]+ ssh ", r"^ *1 .*[.]pyz relay")
     left = f"ps -u alice -o ppid=,args= | grep -E '{'|'.join(kinds)}'; true"
     for host in ("ctl", "c1", "c2"):
         until(lambda host=host: cluster.shell(left, host=host) == "")  # type: ignore[misc]

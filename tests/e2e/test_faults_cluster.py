@@ -155,7 +155,7 @@ def test_the_gateway_is_killed(space: conftest.Namespace) -> None:
     """It is started again; nobody notices but the log."""
     space.apply(pods.counted("through", ENDLESS, restartPolicy="Always"))
     running(space, "through")
-    pods.kill("gateway/gateway.py", host=where())
+    pods.kill("host.pyz gateway", host=where())
     pods.plain_pod_runs(space, "plain")
     assert space.phase("through") == "Running"
     assert pods.runs("through") == 1

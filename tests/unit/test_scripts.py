@@ -162,7 +162,7 @@ class Command:
         program = root / "bin/apptainer"
         program.write_text(
             "#!/bin/bash\n"
-            'case "$*" in *gateway.py*) echo "import sys; sys.stdin.read()"; exit ;; esac\n'
+            'case "$*" in *host.pyz*) echo "import sys; sys.stdin.read()"; exit ;; esac\n'
             f'printf "%s\\n" "$@" >{root}/told\n'
         )
         program.chmod(0o755)
@@ -223,9 +223,11 @@ def test_two_commands_may_bring_the_gateway_at_once(
     library, image, removed = tmp_path / "lib", tmp_path / "hpk.sif", list[str]()
     library.mkdir()
     image.touch()
-    (library / "gateway-1-2.py").touch()
+    older = {"gateway-1-2.py", "gateway-1-3.pyz"}
+    for name in older:
+        (library / name).touch()
     status, unlink = image.stat(), os.unlink
-    path = library / f"gateway-{status.st_mtime_ns}-{status.st_size}.py"
+    path = library / f"gateway-{status.st_mtime_ns}-{status.st_size}.pyz"
 
     def read(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
         path.write_bytes(b"pass")
@@ -238,7 +240,7 @@ def test_two_commands_may_bring_the_gateway_at_once(
     monkeypatch.setattr(subprocess, "run", read)
     monkeypatch.setattr(os, "unlink", noted)
     assert launcher.gateway_file("apptainer", str(image), str(tmp_path), str(tmp_path / "local")) == str(path)
-    assert removed == ["gateway-1-2.py"]
+    assert set(removed) == older
     assert list(library.iterdir()) == [path]
 
 
@@ -255,7 +257,7 @@ class Job:
         self._program(
             "apptainer",
             """
-            case "$*" in *gateway.py*) echo 'import sys; sys.stdin.read()'; exit ;; esac
+            case "$*" in *host.pyz*) echo 'import sys; sys.stdin.read()'; exit ;; esac
             echo started >>ROOT/told
             ending=$(head -n 1 ROOT/endings)
             sed -i 1d ROOT/endings

@@ -52,7 +52,7 @@ def test_a_table_says_where_it_comes_from() -> None:
     [
         ("/usr/bin/python3.13 -IS /opt/hpk/bin/hpk serve", "kubelet"),
         ("/opt/hpk/bin/kube-apiserver --x", "api-server"),
-        ("python3 -IS /tmp/hpk.X/gateway/gateway.py /tmp/hpk.X/gateway/socket", "gateway"),
+        ("python3 -IS /tmp/hpk.X/gateway/host.pyz gateway /tmp/hpk.X/gateway/socket", "gateway"),
         ("slurmdbd -D", "accounting"),
         ("slurmd -D", "nodes"),
     ],

@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import runpy
-import shutil
 import signal
 import socket
 from pathlib import Path
@@ -94,15 +93,12 @@ async def test_a_port_that_answers_needs_no_tunnel(stage: Stage, port: int) -> N
 
 
 async def test_a_port_that_does_not_answer_does(stage: Stage) -> None:
-    """The tunnel's programs are put where the gateway is and all hosts see them; then it leads there."""
+    """The gateway starts one, which leads there."""
     stage.control_plane("https://127.0.0.1:1")
     talk = fake.Conversation(TUNNEL)
     way = await reach.find(stage.settings, client.Slurm(talk))
     assert (way.server, str(way)) == ("https://127.0.0.1:4", "https://127.0.0.1:4, by srun to c1")
-    _, name, state, *_ = talk.calls[0].line.split()
-    programs = stage.settings.state / "lib" / name
-    assert {file.name for file in programs.iterdir()} == {"dial.py", "relay.py", "tunnel.py"}
-    assert state == f"--state={stage.settings.state}"
+    assert talk.calls[0].line.split()[:2] == ["tunnel", f"--state={stage.settings.state}"]
     assert await reach.find(stage.settings, client.Slurm(talk)) == way
 
 
@@ -160,40 +156,6 @@ def test_a_home_without_room_keeps_nobody_from_kubectl(stage: Stage, monkeypatch
     assert "server: https://127.0.0.1:4" in path.read_text()
     assert stage.settings.gateway is not None
     assert stage.settings.gateway.parent in path.parents
-
-
-async def test_a_home_without_room_for_the_tunnels_programs_is_told(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a fault of the way, so that `hpk status` still says what Slurm knows; nothing half is left."""
-    stage.control_plane("https://127.0.0.1:1")
-    real, copied = shutil.copyfile, list[str]()
-
-    def full(source: Path, target: Path) -> None:
-        copied.append(source.name)
-        if len(copied) == 2:  # the first one had room
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(errors.ApiUnavailable, match=r"tunnel's programs into .*: No space left on device; free some"):
-        await stage.find()
-    assert list((stage.settings.state / "lib").iterdir()) == []
-
-
-def test_two_commands_may_bring_the_tunnels_programs_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither takes away what the other has brought so far."""
-    real = shutil.copyfile
-
-    def copy(source: Path, target: Path) -> None:
-        monkeypatch.setattr(shutil, "copyfile", real)
-        real(source, target)
-        assert reach._programs(stage.settings) == target.parent.name.rpartition(".")[0]
-
-    monkeypatch.setattr(shutil, "copyfile", copy)
-    programs = stage.settings.state / "lib" / reach._programs(stage.settings)
-    assert {file.name for file in programs.iterdir()} == {"dial.py", "relay.py", "tunnel.py"}
-    assert list(programs.parent.iterdir()) == [programs]
 
 
 @pytest.mark.parametrize(

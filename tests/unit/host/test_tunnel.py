@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors
-from hpk.host import dial, gateway, tunnel
+from hpk.host import dial, pack, tunnel
 from hpk.slurm import client
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ class Stage:
 
     def start(self) -> None:
         """Start the gateway, and wait until it accepts."""
-        command = [sys.executable, "-IS", str(gateway.__file__), str(self._root / "gateway" / "socket")]
+        program = self._root / "host.pyz"
+        program.write_bytes(pack.archive())
+        command = [sys.executable, "-IS", str(program), "gateway", str(self._root / "gateway" / "socket")]
         environment = {"PATH": f"{self._root}/bin:/usr/bin:/bin", "HOME": str(self._root)}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         while not (self._root / "gateway" / "socket").exists():
@@ -81,7 +84,7 @@ class Stage:
 
     async def tunnel(self, *options: str) -> dict[str, Any]:
         """What the tunnel says of itself."""
-        return await self.slurm.tunnel("", f"--state={self.state}", *options)
+        return await self.slurm.tunnel(f"--state={self.state}", *options)
 
     @property
     def record(self) -> Path:
@@ -124,6 +127,8 @@ async def test_one_tunnel_serves_all_commands(stage: Stage) -> None:
     first = await stage.tunnel()
     assert (first["way"], first["job_id"], first["host"]) == ("srun", "7", "c1")
     assert await heard(first) == b"one"
+    (program,) = (stage.state / "lib").iterdir()  # where the job's host sees it
+    assert program.read_bytes() == pack.archive()
     assert await stage.tunnel() == first
     stage.stop()
     assert await heard(first) == b"one"
@@ -186,6 +191,43 @@ async def test_no_control_plane_is_told(stage: Stage) -> None:
     (stage.state / "kubeconfig").unlink()
     with pytest.raises(errors.ApiUnavailable, match="no control plane runs; 'hpk up' starts it"):
         await stage.tunnel()
+
+
+async def test_a_home_without_room_for_the_tunnels_programs_is_told(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a fault of the way, so that `hpk status` still says what Slurm knows; nothing half is left."""
+    (stage.state / "lib").touch()  # no room, as far as the tunnel can see
+    with pytest.raises(errors.ApiUnavailable, match=r"cannot put the tunnel's programs into .*/lib: File exists"):
+        await stage.tunnel()
+    (stage.state / "lib").unlink()
+
+    def full(_: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(dial.Problem, match="No space left on device; free some space there"):
+        dial.placed(str(tmp_path / "host.pyz"), str(stage.state))
+    assert list((stage.state / "lib").iterdir()) == []
+
+
+def test_two_commands_may_bring_the_tunnels_programs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two hosts, whose locks are their own: neither takes away what the other has brought so far."""
+    real, program = os.rename, tmp_path / "host.pyz"
+    program.write_bytes(b"program")
+    found = list[str]()
+
+    def rename(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "rename", real)
+        monkeypatch.setattr(socket, "gethostname", lambda: "other")
+        found.append(dial.placed(str(program), str(tmp_path)))
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    found.append(dial.placed(str(program), str(tmp_path)))
+    assert found == [found[0]] * 2
+    assert Path(found[0]).read_bytes() == b"program"
+    assert [str(path) for path in (tmp_path / "lib").iterdir()] == found[:1]
 
 
 async def test_a_port_that_is_taken_is_told(stage: Stage) -> None:

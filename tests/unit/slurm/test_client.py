@@ -145,7 +145,7 @@ async def test_a_gateway_that_met_an_error_has_said_nothing() -> None:
         await Broken(HOME).site()
     slurm = client.Slurm(fake.Conversation(("", failed)))
     with pytest.raises(errors.ApiUnavailable, match="Cannot allocate memory"):
-        await slurm.tunnel("lib")
+        await slurm.tunnel("--state=s")
     with pytest.raises(errors.SlurmUnavailable, match="Cannot allocate memory"):
         await slurm.submit("#!/bin/sh\n", directory=HOME)
 
