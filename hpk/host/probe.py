@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 
-from hpk.host import gateway
+from hpk.host import survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def main(arguments: "list[str]") -> int:
         request = json.load(file)
     directory = os.environ["HPK_PROBE_SCRATCH"]
     answer = {
-        "site": gateway.site([request["apptainer"]], dict(os.environ)),
+        "site": survey.site([request["apptainer"]], dict(os.environ)),
         "limits": limits(),
         "routes": routes(),
         "unreachable": unreachable(request["registries"]),

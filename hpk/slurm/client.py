@@ -140,7 +140,7 @@ class Gateway:
             ) from error
 
     async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
-        """What the host has: see ``site`` in :mod:`hpk.host.gateway` for the keys.
+        """What the host has: see ``site`` in :mod:`hpk.host.survey` for the keys.
 
         Raises:
             errors.SlurmUnavailable: The gateway does not answer.
@@ -327,7 +327,7 @@ class Slurm:
             raise errors.SlurmUnavailable(result.error or f"scancel {result.how}")
 
     async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
-        """What the gateway's host has: see ``site`` in :mod:`hpk.host.gateway` for the keys.
+        """What the gateway's host has: see ``site`` in :mod:`hpk.host.survey` for the keys.
 
         Raises:
             errors.SlurmUnavailable: No answer.

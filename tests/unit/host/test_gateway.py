@@ -193,14 +193,6 @@ async def ended(pid: int) -> None:
             os.close(descriptor)
 
 
-def test_too_much_output_is_cut_off(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that never stops talking does not fill the host's memory."""
-    running.command("squeue", "exec yes")
-    monkeypatch.setattr(gateway, "MAX_OUTPUT", 1000)
-    code, _, _, end = gateway.run([str(running.commands / "squeue")])
-    assert (code, end) == (-9, "overflow")
-
-
 def test_the_socket_is_for_one_user(running: Running) -> None:
     """The directory is 0700 and the socket 0600; a directory that others may enter is refused."""
     running.start()
@@ -308,14 +300,3 @@ async def test_a_gateway_that_dies_leaves_doubt(running: Running) -> None:
     assert process.stdin is not None
     process.stdin.close()
     running._process = None
-
-
-def test_subordinate_ids(tmp_path: Path) -> None:
-    """The largest range counts, by name or by number; a file that is not there gives none."""
-    import pwd  # noqa: PLC0415 - only here
-
-    me = pwd.getpwuid(os.getuid())
-    file = tmp_path / "subuid"
-    file.write_text(f"other:1:9999999\n{me.pw_name}:100000:10\n{me.pw_uid}:200000:65536\n")
-    assert gateway.subordinate(str(file), me) == [200000, 65536]
-    assert gateway.subordinate(str(tmp_path / "none"), me) is None

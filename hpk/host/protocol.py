@@ -1,0 +1,87 @@
+"""What the gateway and its client say to each other.
+
+One connection carries one request and one answer, so a client that goes away ends what it asked for.  Either message
+is ``uint32 length | JSON header | payload``, big-endian:
+
+    request   {"version": 1, "command": "sbatch", "arguments": [...], "stdin": bytes that follow,
+               "directory": "/..." or null, "timeout_seconds": 30}
+    answer    {"version": 1, "code": 0, "stdout": bytes, "stderr": bytes, "end": "exited"}
+
+``end`` is ``exited``; or ``timeout`` or ``overflow``, after which the command's whole process group was
+killed; or ``refused``, when the request was not understood and stderr says why: nothing was run; or ``failed``, when
+the gateway itself met an error, and whether the command did its work is not known.  A signalled command has a negative
+code.  Three commands are the gateway's own.  ``site``: its stdout is a JSON object, see :func:`.survey.site`.
+``tunnel OPTION...``: has :mod:`.tunnel` serve in the background; its stdout is that program's one line.  With
+``--hold`` it ends with the gateway.  ``tunnels``: a JSON list, for each that was started its exit code, or null while
+it runs: whoever was killed outright cannot say so himself.
+"""
+
+import contextlib
+import json
+import socket
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Result = tuple[int, bytes, bytes, str]
+    """Code, stdout, stderr and end, as in the answer."""
+
+VERSION = 1
+LENGTH = struct.Struct(">I")
+MAX_HEADER = 16 << 20
+MAX_STDIN = 64 << 20
+
+
+class Refused(Exception):
+    """The request is not understood; the text says why."""
+
+
+def message(header: "dict[str, Any]", *payload: bytes) -> bytes:
+    """Return the bytes of a message; the header gets the version."""
+    text = json.dumps(dict(header, version=VERSION)).encode()
+    return b"".join((LENGTH.pack(len(text)), text, *payload))
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Read exactly that many bytes; fewer only if the peer ended."""
+    parts = []
+    while size > 0:
+        part = connection.recv(min(size, 1 << 20))
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def read_request(connection: socket.socket) -> "tuple[dict[str, Any], bytes] | None":
+    """Return the request's header and its payload, or None if the peer went away without asking anything.
+
+    Raises:
+        Refused: It is no request of this version, or too long.
+    """
+    head = receive(connection, LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (size,) = LENGTH.unpack(head)
+    if size > MAX_HEADER:
+        raise Refused("the request's header is too long")
+    try:
+        request = json.loads(receive(connection, size).decode("utf-8", "surrogateescape"))
+    except ValueError as error:
+        raise Refused(f"the request is not JSON: {error}") from error
+    if not isinstance(request, dict) or request.get("version") != VERSION:
+        raise Refused(f"the gateway speaks version {VERSION}, not the client's: start it from the same hpk.sif")
+    if int(request.get("stdin") or 0) > MAX_STDIN:
+        raise Refused("the standard input is too long")
+    return request, receive(connection, int(request.get("stdin") or 0))
+
+
+def answer(connection: socket.socket, result: "Result") -> None:
+    """Send the answer; a peer that has gone is nobody's problem."""
+    code, stdout, stderr, end = result
+    header = {"code": code, "stdout": len(stdout), "stderr": len(stderr), "end": end}
+    with contextlib.suppress(OSError):
+        connection.sendall(message(header, stdout, stderr))
