@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from hpk import errors, jobdir, kubeconfig
-from hpk.host import relay, tunnel
+from hpk.host import protocol
 
 if TYPE_CHECKING:
     from hpk import config
@@ -85,7 +85,7 @@ async def through(settings: config.Settings, slurm: client.Slurm, *, port: int =
     options += ["--hold"] if is_held else []
     record = await slurm.tunnel(*options)
     return Way(
-        server=f"https://{relay.LOOPBACK}:{record['port']}",
+        server=f"https://127.0.0.1:{record['port']}",
         direct=url(settings),
         by=str(record["way"]),
         host=str(record["host"]),
@@ -95,7 +95,7 @@ async def through(settings: config.Settings, slurm: client.Slurm, *, port: int =
 
 def has_tunnel(settings: config.Settings) -> bool:
     """Whether one serves on this host, as far as its record tells."""
-    return Path(tunnel.record_file(str(settings.state))).exists()
+    return Path(protocol.tunnel_record(str(settings.state))).exists()
 
 
 def url(settings: config.Settings) -> str:

@@ -1,4 +1,4 @@
-"""What the gateway and its client say to each other.
+"""What the gateway and its client say to each other, and where a tunnel says that it serves.
 
 One connection carries one request and one answer, so a client that goes away ends what it asked for.  Either message
 is ``uint32 length | JSON header | payload``, big-endian:
@@ -18,6 +18,7 @@ it runs: whoever was killed outright cannot say so himself.
 
 import contextlib
 import json
+import os
 import socket
 import struct
 
@@ -85,3 +86,8 @@ def answer(connection: socket.socket, result: "Result") -> None:
     header = {"code": code, "stdout": len(stdout), "stderr": len(stderr), "end": end}
     with contextlib.suppress(OSError):
         connection.sendall(message(header, stdout, stderr))
+
+
+def tunnel_record(state: str) -> str:
+    """Return the file in which this host's tunnel says that it serves."""
+    return os.path.join(state, "run", "tunnel-%s.json" % socket.gethostname())

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 
-from hpk.host import dial, relay
+from hpk.host import dial, protocol, relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ async def serve(options: "argparse.Namespace", lock: "Any") -> None:
         "pid": os.getpid(), "started": started(os.getpid()), "held": options.hold, "way": line.way,
         "port": server.sockets[0].getsockname()[1], "job_id": tunnel.target.job_id, "host": tunnel.target.host,
     }  # fmt: skip
-    path = record_file(options.state)
+    path = protocol.tunnel_record(options.state)
     write(path, record)
     answer(record)
     lock.close()
@@ -184,11 +184,6 @@ async def _listen(tunnel: Tunnel, port: int) -> "Any":
 
 
 # The record of the tunnel of a host
-
-
-def record_file(state: str) -> str:
-    """Where this host's tunnel says that it is there."""
-    return os.path.join(state, "run", "tunnel-%s.json" % socket.gethostname())
 
 
 def known(path: str) -> "dict[str, Any] | None":
@@ -246,7 +241,7 @@ def locked(path: str) -> "socket.socket":
 
 def settle(options: "argparse.Namespace") -> "dict[str, Any] | None":
     """The record of a tunnel that serves already; one that must make room is ended."""
-    path = record_file(options.state)
+    path = protocol.tunnel_record(options.state)
     record = known(path)
     if record is None:
         return None
@@ -275,7 +270,7 @@ def main(arguments: "list[str]") -> int:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        lock = locked(record_file(options.state))
+        lock = locked(protocol.tunnel_record(options.state))
         record = settle(options)
         if record is None:
             loop.run_until_complete(serve(options, lock))

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpk import errors
+from hpk.host import protocol
 from hpk.slurm import model, parse, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sized
     from pathlib import Path
 
-VERSION = 1
-"""Of the protocol; see :mod:`hpk.host.gateway`."""
 QUERY_SECONDS = 30.0
 SUBMIT_SECONDS = 60.0
 """sbatch itself waits and tries again for a while when slurmctld is busy."""
@@ -32,7 +30,7 @@ MARGIN_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a command ended; ``end`` is ``exited``, ``timeout``, ``overflow`` or ``failed``, see the gateway."""
+    """How a command ended; ``end`` is ``exited``, ``timeout``, ``overflow`` or ``failed``, see the protocol."""
 
     code: int
     stdout: bytes = b""
@@ -114,16 +112,13 @@ class Gateway:
             errors.SlurmUnavailable: The gateway is away, refuses, or its answer was lost.
         """
         request = {
-            "version": VERSION,
             "command": command,
             "arguments": arguments,
             "stdin": len(stdin),
             "directory": None if directory is None else str(directory),
             "timeout_seconds": timeout_seconds,
         }
-        head = json.dumps(request).encode()
-        message = struct.pack(">I", len(head)) + head + stdin
-        sent = False
+        message, sent = protocol.message(request, stdin), False
         try:
             async with asyncio.timeout(timeout_seconds + MARGIN_SECONDS):
                 reader, writer = await asyncio.open_unix_connection(str(self._path), limit=1 << 20)
@@ -153,7 +148,7 @@ class Gateway:
 
 
 async def _answer(reader: asyncio.StreamReader, command: str) -> Result:
-    (size,) = struct.unpack(">I", await reader.readexactly(4))
+    (size,) = protocol.LENGTH.unpack(await reader.readexactly(protocol.LENGTH.size))
     head = json.loads(await reader.readexactly(size))
     stdout = await reader.readexactly(head["stdout"])
     stderr = await reader.readexactly(head["stderr"])

@@ -18,7 +18,7 @@ import yaml
 
 from hpk import config, errors, jobdir, kubeconfig
 from hpk.cli import connect, host, kubectl, reach
-from hpk.host import tunnel
+from hpk.host import protocol, tunnel
 from hpk.slurm import client
 from tests.fakes import slurm as fake
 
@@ -54,7 +54,7 @@ class Stage:
 
     def tunnel(self) -> None:
         """Have the record of one."""
-        tunnel.write(tunnel.record_file(str(self.settings.state)), {})
+        tunnel.write(protocol.tunnel_record(str(self.settings.state)), {})
 
     def talk(self, *script: tuple[str, str | client.Result | Exception]) -> fake.Conversation:
         """Have the gateway answer by this script."""
@@ -258,7 +258,7 @@ def test_the_launcher_goes_the_same_way_by_itself(stage: Stage) -> None:
     path = reach.overlay(stage.settings, way)
     assert lead(state) is None
     record = {"pid": os.getpid(), "started": tunnel.started(os.getpid()), "port": 4}
-    file = tunnel.record_file(state)
+    file = protocol.tunnel_record(state)
     for wrong in ({"port": 5}, {"started": "1"}, {"pid": 0}):
         tunnel.write(file, record | wrong)
         assert lead(state) is None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import errors
-from hpk.host import dial, pack, tunnel
+from hpk.host import dial, pack, protocol, tunnel
 from hpk.slurm import client
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Stage:
     @property
     def record(self) -> Path:
         """Where it says that."""
-        return Path(tunnel.record_file(str(self.state)))
+        return Path(protocol.tunnel_record(str(self.state)))
 
 
 @pytest.fixture
