@@ -151,10 +151,10 @@ async def _meet_slurm(
     """
     if settings.gateway is None:
         raise errors.Fatal("Cannot reach Slurm: HPK_GATEWAY is not set; start the program by hpk.sbatch or 'hpk up'")
-    gateway = slurm_client.Gateway(settings.gateway)
-    site = await _patiently(lambda: gateway.site(apptainer=settings.apptainer))
+    slurm = slurm_client.Slurm(slurm_client.Gateway(settings.gateway))
+    site = await _patiently(lambda: slurm.site(apptainer=settings.apptainer))
     cluster = slurm_cluster.Cluster(
-        slurm_client.Slurm(gateway),
+        slurm,
         _node_facts(settings, control_plane, site),
         slurm_cluster.flags_of(settings),
         has_subordinate_ids=not sandbox.has_one_id(site),

@@ -186,7 +186,7 @@ def choose(wanted: str, site: Mapping[str, Any]) -> str:
 
     Args:
         wanted: One of :data:`hpk.config.NETWORKS`.
-        site: What the gateway found on the host (see ``site`` in :mod:`hpk.host.survey`).
+        site: What the gateway found on the host (see :func:`hpk.host.survey.site`).
 
     Raises:
         errors.Fatal: A mode is wanted that the site does not have; says what is missing.

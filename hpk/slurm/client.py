@@ -134,18 +134,6 @@ class Gateway:
                 f"Cannot run {command} through the gateway at {self._path}: {why}", may_have_succeeded=sent
             ) from error
 
-    async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
-        """What the host has: see ``site`` in :mod:`hpk.host.survey` for the keys.
-
-        Raises:
-            errors.SlurmUnavailable: The gateway does not answer.
-        """
-        result = await self.run("site", apptainer)
-        if result.end != "exited":
-            raise errors.SlurmUnavailable(f"Cannot ask the gateway at {self._path} what its host has: it {result.how}")
-        found: dict[str, Any] = json.loads(result.stdout)
-        return found
-
 
 async def _answer(reader: asyncio.StreamReader, command: str) -> Result:
     (size,) = protocol.LENGTH.unpack(await reader.readexactly(protocol.LENGTH.size))
@@ -322,7 +310,7 @@ class Slurm:
             raise errors.SlurmUnavailable(result.error or f"scancel {result.how}")
 
     async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
-        """What the gateway's host has: see ``site`` in :mod:`hpk.host.survey` for the keys.
+        """Return what the gateway's host has: see :func:`hpk.host.survey.site` for the keys.
 
         Raises:
             errors.SlurmUnavailable: No answer.

@@ -269,7 +269,8 @@ async def test_the_site_is_described(running: Running, tmp_path: Path) -> None:
     )
     running.command("sinfo", "echo slurm-wlm 24.11.5")
     running.start()
-    site = await client.Gateway(running.socket).site()
+    slurm = client.Slurm(client.Gateway(running.socket))
+    site = await slurm.site()
     assert site["apptainer"] == {
         "path": str(running.commands / "apptainer"),
         "version": "1.4.5",
@@ -279,7 +280,7 @@ async def test_the_site_is_described(running: Running, tmp_path: Path) -> None:
     assert site["slurm_version"] == "24.11.5"
     assert (site["hostname"], site["uid"]) == (socket.gethostname(), os.getuid())
     assert all(len(pair) == 2 for pair in site["addresses"])
-    assert (await client.Gateway(running.socket).site(apptainer="nosuch"))["apptainer"] is None
+    assert (await slurm.site(apptainer="nosuch"))["apptainer"] is None
 
 
 async def test_no_gateway_is_an_outage(tmp_path: Path) -> None:

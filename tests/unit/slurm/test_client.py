@@ -142,7 +142,7 @@ async def test_a_gateway_that_met_an_error_has_said_nothing() -> None:
             return failed
 
     with pytest.raises(errors.SlurmUnavailable, match="Cannot allocate memory"):
-        await Broken(HOME).site()
+        await client.Slurm(Broken(HOME)).site()
     slurm = client.Slurm(fake.Conversation(("", failed)))
     with pytest.raises(errors.ApiUnavailable, match="Cannot allocate memory"):
         await slurm.tunnel("--state=s")
