@@ -72,6 +72,12 @@ def check(command: str, arguments: "list[str]") -> None:
             raise protocol.Refused(f"the gateway does not run '{command} {option}'")
 
 
+def find(name: str, env: "dict[str, str]") -> "str | None":
+    """Return the file of a command on its PATH, or None; shutil.which, without the 4 ms that importing shutil takes."""
+    places = [name] if "/" in name else [os.path.join(directory, name) for directory in env["PATH"].split(":")]
+    return next((place for place in places if os.path.isfile(place) and os.access(place, os.X_OK)), None)
+
+
 def run(
     argv: "list[Any]",
     *,

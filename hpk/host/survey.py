@@ -5,12 +5,11 @@ import fcntl
 import glob
 import json
 import os
-import platform
 import pwd
-import shutil
 import socket
 import stat
 import struct
+import sys
 
 from hpk.host import commands
 
@@ -28,9 +27,9 @@ def site(apptainers: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
         "user": account.pw_name,
         "uid": os.getuid(),
         "gid": os.getgid(),
-        "architecture": platform.machine(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
+        "architecture": os.uname().machine,
+        "kernel": os.uname().release,
+        "python": sys.version.split()[0],
         "slurm_version": _first_line(["sinfo", "--version"], env).rpartition(" ")[2],
         "apptainer": apptainer(apptainers[0] if apptainers else "apptainer", env),
         "subuid": subordinate("/etc/subuid", account),
@@ -39,13 +38,13 @@ def site(apptainers: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
         "user_namespaces": _number("/proc/sys/user/max_user_namespaces"),
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
         "tun": os.access("/dev/net/tun", os.R_OK | os.W_OK),
-        "kubectl": shutil.which("kubectl", path=env["PATH"]),
+        "kubectl": commands.find("kubectl", env),
     }
 
 
 def apptainer(name: str, env: "dict[str, str]") -> "dict[str, Any] | None":
     """Return path, version, whether its setuid starter may be used, and the CNI networks it offers; or None."""
-    path = shutil.which(name, path=env["PATH"])
+    path = commands.find(name, env)
     if path is None:
         return None
     build = {}
