@@ -64,11 +64,12 @@ class Stage:
         (self.state / "state/owner.json").write_text(json.dumps({"host": "c1", "job_id": job_id}))
         (self.state / "kubeconfig").write_text(f"- cluster:\n    server: https://10.0.0.1:{port}\n")
 
-    def start(self) -> None:
-        """Start the gateway, and wait until it accepts."""
+    def start(self, python: str = sys.executable) -> None:
+        """Start the gateway, and wait until it accepts; the relay will run with the same Python."""
+        self.command("python3", f'exec "{python}" "$@"')
         program = self._root / "host.pyz"
         program.write_bytes(pack.archive())
-        command = [sys.executable, "-IS", str(program), "gateway", str(self._root / "gateway" / "socket")]
+        command = [python, "-IS", str(program), "gateway", str(self._root / "gateway" / "socket")]
         environment = {"PATH": f"{self._root}/bin:/usr/bin:/bin", "HOME": str(self._root)}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         while not (self._root / "gateway" / "socket").exists():
