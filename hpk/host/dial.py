@@ -1,4 +1,4 @@
-"""What leads to a relay in the control plane's job: srun or ssh, and the command's own words if it does not."""
+"""Starts a relay in the control plane's job, by srun or ssh; if that fails, has the command's own words."""
 
 import asyncio
 import contextlib
@@ -107,7 +107,11 @@ class Line:
         self._said = b""
 
     async def start(self, argv: "list[str]") -> None:
-        """Return when the relay has greeted; a Problem in the command's own words if it does not."""
+        """Return when the relay has greeted.
+
+        Raises:
+            Problem: It has not; in the command's own words.
+        """
         pipe = asyncio.subprocess.PIPE
         try:
             # Of a session of its own: a Ctrl-C in the terminal is for us, who end it in order.
@@ -132,7 +136,7 @@ class Line:
         self.link = relay.Link(self._process.stdout, self._process.stdin)
 
     async def end(self) -> None:
-        """Have the relay end, and the command with it."""
+        """End the relay, and the command with it."""
         if self._process.returncode is not None:
             return
         self._process.stdin.close()
@@ -145,7 +149,7 @@ class Line:
                 return
 
     async def _greeting(self) -> "str | None":
-        """What follows the greeting in its line; None if none comes."""
+        """Return what follows the greeting in its line, or None if no greeting comes."""
         noise = 0
         while noise < MOST_NOISE:
             try:
@@ -161,7 +165,7 @@ class Line:
         return None
 
     async def _listen(self) -> None:
-        """Keep the end of what the command complains of."""
+        """Keep the end of what the command writes to standard error."""
         while True:
             part = await self._process.stderr.read(4096)
             if not part:
@@ -169,6 +173,6 @@ class Line:
             self._said = (self._said + part)[-4096:]
 
     def why(self) -> str:
-        """The command's last words, after a colon; empty if it said nothing."""
+        """Return the command's last words, after a colon; empty if it said nothing."""
         lines = [line.strip() for line in self._said.decode("utf-8", "replace").splitlines() if line.strip()]
         return ": " + "; ".join(lines[-2:]) if lines else ""

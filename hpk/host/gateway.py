@@ -104,7 +104,7 @@ class Gateway:
                 protocol.answer(connection, (1, b"", f"{type(error).__name__}: {error}".encode(), "failed"))
 
     def obey(self, connection: socket.socket, request: "dict[str, Any]", stdin: bytes) -> "Result":
-        """Do what the request asks for; return the answer's parts."""
+        """Do what the request asks for, and return the answer's parts."""
         command = str(request.get("command"))
         if command == "site":
             return 0, json.dumps(survey.site(request.get("arguments") or [], self.environment)).encode(), b"", "exited"

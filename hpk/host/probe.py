@@ -1,4 +1,4 @@
-"""What a host really offers, for ``hpk doctor``: tries it instead of asking.
+"""The probe: finds out what a host offers, for ``hpk doctor``, by trying it.
 
     python3 host.pyz probe REQUEST.json ANSWER.json
 
@@ -33,7 +33,7 @@ CONNECT_SECONDS = 3
 
 
 def shared(directory: str) -> "dict[str, Any]":
-    """How a directory of the shared file system keeps and locks: the 99th percentile of fsync, and flock."""
+    """Return how a directory of the shared file system keeps and locks: the 99th percentile of fsync, and flock."""
     path = os.path.join(directory, "probe-%s-%d" % (socket.gethostname(), os.getpid()))
     times = []  # type: list[float]
     try:
@@ -57,7 +57,7 @@ def shared(directory: str) -> "dict[str, Any]":
 
 
 def scratch(directory: str) -> "dict[str, Any]":
-    """Whether a directory can be made under this one, and how much it would hold."""
+    """Return whether a directory can be made under this one, and how much it would hold."""
     try:
         os.makedirs(directory, exist_ok=True)
         made = tempfile.mkdtemp(prefix="hpk-probe.", dir=directory)
@@ -69,7 +69,7 @@ def scratch(directory: str) -> "dict[str, Any]":
 
 
 def routes(path: str = "/proc/net/route") -> "list[list[str]]":
-    """[interface, network/length] of the host's IPv4 routes but the default one."""
+    """Return [interface, network/length] of the host's IPv4 routes but the default one."""
     found = []
     try:
         with open(path) as file:
@@ -85,7 +85,7 @@ def routes(path: str = "/proc/net/route") -> "list[list[str]]":
 
 
 def unreachable(places: "list[str]") -> "dict[str, str]":
-    """Why there is no connection to these HOST:PORT, for those to which there is none.
+    """Return why there is no connection, for those of the HOST:PORT to which there is none.
 
     None is tried where a proxy is set, for then they may be beyond it.
     """
@@ -102,7 +102,7 @@ def unreachable(places: "list[str]") -> "dict[str, str]":
 
 
 def limits() -> "dict[str, int]":
-    """What the kernel says about user namespaces and open files; a file that is not there says nothing."""
+    """Return the kernel's limits of user namespaces and open files; a file that is not there has none."""
     found = {"open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1]}
     for name in (
         "user/max_user_namespaces",
@@ -118,7 +118,7 @@ def limits() -> "dict[str, int]":
 
 
 def sandbox(argv: "list[str]", directory: str) -> "dict[str, Any]":
-    """Start a pod's sandbox with a probe in it; what it printed, or what went wrong."""
+    """Start a pod's sandbox with a probe in it; return what it printed, or what went wrong."""
     try:
         made = tempfile.mkdtemp(prefix="hpk-probe.", dir=directory)
     except OSError as error:

@@ -73,7 +73,11 @@ class Link:
         self.channels[self._number] = Channel(self, self._number, streams)
 
     async def send(self, kind: int, number: int = 0, payload: bytes = b"") -> None:
-        """Send a frame; an OSError if the other end is gone."""
+        """Send a frame.
+
+        Raises:
+            OSError: The other end is gone.
+        """
         self._writer.write(HEAD.pack(kind, number, len(payload)) + payload + b"\n")
         async with self._draining:
             await self._writer.drain()
@@ -116,7 +120,7 @@ class Channel:
         self.task.add_done_callback(self._drop)
 
     def add_room(self, size: int) -> None:
-        """The other end has passed on this many bytes."""
+        """Allow this many bytes more: the other end has passed them on."""
         self._room += size
         self._has_room.set()
 
@@ -140,7 +144,7 @@ class Channel:
                 pump.cancel()
 
     def _drop(self, task: "asyncio.Future[None]") -> None:
-        """Whatever the end was, also before the beginning."""
+        """Forget the channel, however it ended, and close what is open of it."""
         self._link.channels.pop(self._number, None)
         if self._streams is not None:
             self._streams[1].transport.abort()
@@ -154,7 +158,7 @@ class Channel:
             return  # the link itself is gone
 
     async def _outward(self, reader: asyncio.StreamReader) -> None:
-        """From the connection to the other end."""
+        """Carry from the connection to the other end."""
         while True:
             while self._room <= 0:
                 self._has_room.clear()
@@ -167,7 +171,7 @@ class Channel:
             await self._link.send(DATA, self._number, data)
 
     async def _inward(self, writer: asyncio.StreamWriter) -> None:
-        """From the other end to the connection."""
+        """Carry from the other end to the connection."""
         while True:
             data = await self.inbox.get()
             if not data:

@@ -51,7 +51,7 @@ class Tunnel:
         self.used_at = time.monotonic()
 
     async def connect(self) -> dial.Line:
-        """The line that there is, or a new one.
+        """Return the line that there is, or a new one.
 
         Raises:
             dial.Problem: By none of the ways; says why for each.
@@ -130,7 +130,11 @@ def say(text: str) -> None:
 
 
 async def serve(options: "argparse.Namespace", lock: "Any") -> None:
-    """Listen until told to stop; a dial.Problem if there is no line to begin with."""
+    """Listen until told to stop.
+
+    Raises:
+        dial.Problem: There is no line to begin with.
+    """
     loop = asyncio.get_event_loop()
     tunnel = Tunnel(options.state, options.ways.split(","), is_held=options.hold)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -171,7 +175,11 @@ def _until_closed(loop: "Any", stop: "asyncio.Event") -> None:
 
 
 async def _listen(tunnel: Tunnel, port: int) -> "Any":
-    """The API server's own port where it is free, so that it is the same on all login hosts."""
+    """Listen on the API server's own port where it is free, so that it is the same on all login hosts.
+
+    Raises:
+        dial.Problem: The port that was asked for cannot be had.
+    """
     try:
         return await asyncio.start_server(tunnel.accept, relay.LOOPBACK, port or tunnel.target.port)
     except OSError as error:
@@ -187,7 +195,7 @@ async def _listen(tunnel: Tunnel, port: int) -> "Any":
 
 
 def known(path: str) -> "dict[str, Any] | None":
-    """The record of a tunnel that lives, or None."""
+    """Return the record of a tunnel that lives, or None."""
     try:
         with open(path) as file:
             record = json.load(file)  # type: dict[str, Any]
@@ -197,7 +205,7 @@ def known(path: str) -> "dict[str, Any] | None":
 
 
 def started(pid: int) -> str:
-    """When the kernel started this process, in ticks since boot; with the pid its identity."""
+    """Return when the kernel started this process, in ticks since boot; with the pid its identity."""
     with open("/proc/%d/stat" % pid) as file:
         return file.read().rpartition(")")[2].split()[19]
 
@@ -221,7 +229,7 @@ def answer(record: "dict[str, Any]") -> None:
 
 
 def locked(path: str) -> "socket.socket":
-    """A socket of a name that one process on this host can have: two who want a tunnel shall make one.
+    """Return a socket of a name that one process on this host can have: two who want a tunnel shall make one.
 
     Not a lock of a file: shared homes often have none.  Whoever holds the name for longer than a tunnel takes to be
     made, such as another user out of malice, is not waited for.
@@ -240,7 +248,11 @@ def locked(path: str) -> "socket.socket":
 
 
 def settle(options: "argparse.Namespace") -> "dict[str, Any] | None":
-    """The record of a tunnel that serves already; one that must make room is ended."""
+    """Return the record of a tunnel that serves already, or None; one that must make room is ended.
+
+    Raises:
+        dial.Problem: Another one is held.
+    """
     path = protocol.tunnel_record(options.state)
     record = known(path)
     if record is None:
@@ -259,7 +271,7 @@ def settle(options: "argparse.Namespace") -> "dict[str, Any] | None":
 
 
 def main(arguments: "list[str]") -> int:
-    """Serve; 1 if there is no tunnel."""
+    """Serve, and return 0; or return 1 if there is no tunnel."""
     parser = argparse.ArgumentParser(description="A tunnel to HPK's API server.")
     parser.add_argument("--state", required=True)
     parser.add_argument("--port", type=int, default=0)
