@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpk import errors, jobdir
 from hpk.cli import findings, host, reach, up
 from hpk.controlplane import mounts
-from hpk.host import pack, probe
+from hpk.host import pack, probe, protocol
 from hpk.network import sandbox
 
 if TYPE_CHECKING:
@@ -154,11 +154,8 @@ def script(settings: config.Settings, directory: Path, answer: Path) -> str:
 umask 077
 {settings.prelude}
 export HPK_PROBE_SCRATCH="{settings.scratch}"
-for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
-  "$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS {command}
-done
-echo "there is no Python 3.6 or newer on this host" >&2
-exit 1
+set -- {command}
+{protocol.FIND_PYTHON}
 """
 
 

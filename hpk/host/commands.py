@@ -14,10 +14,8 @@ from hpk.host import protocol
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from typing import Any
-
-    from hpk.host.protocol import Result
 
 MAX_OUTPUT = 64 << 20
 """Bytes of stdout and of stderr; squeue of 100000 jobs is 25 MB."""
@@ -40,12 +38,11 @@ ENVIRONMENT = (
 )  # fmt: skip
 
 
-def environment(keep: "Iterable[str]" = (), source: "Mapping[str, str] | None" = None) -> "dict[str, str]":
+def environment(keep: "Iterable[str]") -> "dict[str, str]":
     """Return what every command gets: a complete, minimal environment, and what `keep` (globs) names."""
-    source = os.environ if source is None else source
-    made = {name: source[name] for name in ENVIRONMENT if name in source}
+    made = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     for pattern in keep:
-        made.update((name, source[name]) for name in fnmatch.filter(source, pattern))
+        made.update((name, os.environ[name]) for name in fnmatch.filter(os.environ, pattern))
     account = pwd.getpwuid(os.getuid())
     made.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
     made.setdefault("HOME", account.pw_dir)
@@ -56,11 +53,7 @@ def environment(keep: "Iterable[str]" = (), source: "Mapping[str, str] | None" =
 
 
 def check(command: str, arguments: "list[str]") -> None:
-    """Raise unless this command may be run with these arguments.
-
-    Raises:
-        protocol.Refused: It may not.
-    """
+    """Raise protocol.Refused unless this command may be run with these arguments."""
     if command not in COMMANDS:
         raise protocol.Refused(f"the gateway does not run '{command}' (it runs {', '.join(COMMANDS)})")
     if command in READ_ONLY_VERBS:
@@ -87,7 +80,7 @@ def run(
     timeout_seconds: float = 30,
     env: "dict[str, str] | None" = None,
     connection: "socket.socket | None" = None,
-) -> "Result":
+) -> "protocol.Result":
     """Run a command in a process group of its own; return (code, stdout, stderr, end).
 
     The group is killed when time is up, when there is too much output, or when the connection's peer leaves.

@@ -11,7 +11,7 @@ import shlex
 import signal
 import socket
 
-from hpk.host import relay
+from hpk.host import protocol, relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,10 +22,6 @@ MOST_NOISE = 64 << 10
 """Bytes that may come before the greeting."""
 START_SECONDS = {"srun": 30.0, "ssh": 20.0}
 HANG_UP_SECONDS = 5.0
-
-FIND_PYTHON = """for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
-"$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS "$@"
-done; echo "there is no Python 3.6 or newer on $(hostname)" >&2; exit 1"""
 
 
 class Problem(Exception):
@@ -52,18 +48,11 @@ class Target:
     def commands(self, program: str, ways: "Sequence[str]") -> "list[tuple[str, list[str]]]":
         """Return (name, argv) of what may start the relay there; `program` is the file that holds it."""
         inner = [program, "relay", str(self.port)]
-        step = [
-            "--jobid=" + self.job_id,
-            "--job-name=hpk-connect",
-            "--overlap",
-            "--nodes=1",
-            "--ntasks=1",
-            "--mpi=none",
-            "--chdir=/",
-        ]
-        remote = " ".join(shlex.quote(word) for word in ["sh", "-c", FIND_PYTHON, "sh", *inner])
+        step = ["--jobid=" + self.job_id, "--job-name=hpk-connect", "--overlap", "--nodes=1", "--ntasks=1"]
+        step += ["--mpi=none", "--chdir=/", "sh", "-c", protocol.FIND_PYTHON, "sh", *inner]
+        remote = " ".join(shlex.quote(word) for word in ["sh", "-c", protocol.FIND_PYTHON, "sh", *inner])
         made = {
-            "srun": ["srun", *step, "sh", "-c", FIND_PYTHON, "sh", *inner],
+            "srun": ["srun", *step],
             "ssh": ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", self.host, remote],
         }
         return [(way, made[way]) for way in ways if self.job_id or way != "srun"]
@@ -72,29 +61,34 @@ class Target:
 def placed(program: str, state: str) -> str:
     """Return where all hosts see a copy of this file, made if it is not there.
 
-    Its name tells its content: a tunnel of another version may still need its own.
-
-    Raises:
-        Problem: The state directory refused it.
+    Its name tells its content: a tunnel of another version may still need its own.  Raise Problem if the state
+    directory refuses it.
     """
     with open(program, "rb") as file:
         content = file.read()
     directory = os.path.join(state, "lib")
     path = os.path.join(directory, "host-%s.pyz" % hashlib.sha256(content).hexdigest()[:16])
-    if os.path.exists(path):
-        return path
-    temporary = "%s.%s.%d" % (path, socket.gethostname(), os.getpid())  # another host may be doing the same
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(content)
-        os.rename(temporary, path)
+        if not os.path.exists(path):
+            write(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         advice = "; free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise Problem(f"cannot put the tunnel's programs into {directory}: {error.strerror}{advice}") from error
     return path
+
+
+def write(path: str, content: bytes) -> None:
+    """Replace the file, whole or not at all; raise OSError if that cannot be."""
+    temporary = "%s.%s.%d" % (path, socket.gethostname(), os.getpid())  # another host may be doing the same
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.rename(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 class Line:
@@ -107,11 +101,7 @@ class Line:
         self._said = b""
 
     async def start(self, argv: "list[str]") -> None:
-        """Return when the relay has greeted.
-
-        Raises:
-            Problem: It has not; in the command's own words.
-        """
+        """Return when the relay has greeted; raise Problem, in the command's own words, if it does not."""
         pipe = asyncio.subprocess.PIPE
         try:
             # Of a session of its own: a Ctrl-C in the terminal is for us, who end it in order.

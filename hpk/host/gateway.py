@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from hpk.host.protocol import Result
-
 MAX_TIMEOUT_SECONDS = 600
 MAX_COMMANDS = 16
 """Commands that run at once; more requests wait, they are not refused."""
@@ -103,7 +101,7 @@ class Gateway:
             except Exception as error:  # noqa: BLE001 - the peer learns of it, and others must be served
                 protocol.answer(connection, (1, b"", f"{type(error).__name__}: {error}".encode(), "failed"))
 
-    def obey(self, connection: socket.socket, request: "dict[str, Any]", stdin: bytes) -> "Result":
+    def obey(self, connection: socket.socket, request: "dict[str, Any]", stdin: bytes) -> "protocol.Result":
         """Do what the request asks for, and return the answer's parts."""
         command = str(request.get("command"))
         if command == "site":

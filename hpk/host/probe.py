@@ -109,11 +109,9 @@ def limits() -> "dict[str, int]":
         "kernel/unprivileged_userns_clone",
         "kernel/apparmor_restrict_unprivileged_userns",
     ):
-        try:
-            with open("/proc/sys/" + name) as file:
-                found[os.path.basename(name)] = int(file.read())
-        except (OSError, ValueError):
-            continue
+        limit = survey.number("/proc/sys/" + name)
+        if limit is not None:
+            found[os.path.basename(name)] = limit
     return found
 
 

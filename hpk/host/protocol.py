@@ -1,4 +1,4 @@
-"""What the gateway and its client say to each other, and where a tunnel says that it serves.
+"""What hosts and the container must both know: how gateway and client talk, where a tunnel is recorded.
 
 One connection carries one request and one answer, so a client that goes away ends what it asked for.  Either message
 is ``uint32 length | JSON header | payload``, big-endian:
@@ -34,6 +34,11 @@ LENGTH = struct.Struct(">I")
 MAX_HEADER = 16 << 20
 MAX_STDIN = 64 << 20
 
+FIND_PYTHON = """for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
+"$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS "$@"
+done; echo "there is no Python 3.6 or newer on $(hostname)" >&2; exit 1"""
+"""Shell that becomes a Python with the shell's own arguments."""
+
 
 class Refused(Exception):
     """The request is not understood; the text says why."""
@@ -58,11 +63,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def read_request(connection: socket.socket) -> "tuple[dict[str, Any], bytes] | None":
-    """Return the request's header and its payload, or None if the peer went away without asking anything.
-
-    Raises:
-        Refused: It is no request of this version, or too long.
-    """
+    """Return the request's header and its payload, or None if the peer went away; raise Refused if it is none."""
     head = receive(connection, LENGTH.size)
     if len(head) < LENGTH.size:
         return None

@@ -11,6 +11,7 @@ that does not read holds up nobody else.
 """
 
 import asyncio
+import contextlib
 import os
 import struct
 
@@ -73,11 +74,7 @@ class Link:
         self.channels[self._number] = Channel(self, self._number, streams)
 
     async def send(self, kind: int, number: int = 0, payload: bytes = b"") -> None:
-        """Send a frame.
-
-        Raises:
-            OSError: The other end is gone.
-        """
+        """Send a frame; raise OSError if the other end is gone."""
         self._writer.write(HEAD.pack(kind, number, len(payload)) + payload + b"\n")
         async with self._draining:
             await self._writer.drain()
@@ -98,12 +95,10 @@ class Link:
             channel.task.cancel()
 
     async def _beat(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the reading side notices as well
             while True:
                 await asyncio.sleep(BEAT_SECONDS)
                 await self.send(BEAT)
-        except OSError:
-            return  # the reading side notices as well
 
 
 class Channel:
@@ -138,7 +133,8 @@ class Channel:
             writer.close()
             self._streams = None
         except OSError:
-            await self._lose()
+            with contextlib.suppress(OSError):  # the link itself is gone
+                await self._link.send(CLOSE, self._number)
         finally:
             for pump in pumps:
                 pump.cancel()
@@ -150,12 +146,6 @@ class Channel:
             self._streams[1].transport.abort()
         if not task.cancelled() and task.exception() is not None:
             raise task.exception()  # type: ignore[misc]
-
-    async def _lose(self) -> None:
-        try:
-            await self._link.send(CLOSE, self._number)
-        except OSError:
-            return  # the link itself is gone
 
     async def _outward(self, reader: asyncio.StreamReader) -> None:
         """Carry from the connection to the other end."""

@@ -35,7 +35,7 @@ def site(apptainers: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
         "subuid": subordinate("/etc/subuid", account),
         "subgid": subordinate("/etc/subgid", account),
         "flannel": _settings("/run/flannel/subnet.env"),
-        "user_namespaces": _number("/proc/sys/user/max_user_namespaces"),
+        "user_namespaces": number("/proc/sys/user/max_user_namespaces"),
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
         "tun": os.access("/dev/net/tun", os.R_OK | os.W_OK),
         "kubectl": commands.find("kubectl", env),
@@ -143,7 +143,8 @@ def _settings(path: str) -> "dict[str, str] | None":
         return None
 
 
-def _number(path: str) -> "int | None":
+def number(path: str) -> "int | None":
+    """Return the number in a file, or None if there is none."""
     try:
         with open(path) as file:
             return int(file.read())

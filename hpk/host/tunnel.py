@@ -130,11 +130,7 @@ def say(text: str) -> None:
 
 
 async def serve(options: "argparse.Namespace", lock: "Any") -> None:
-    """Listen until told to stop.
-
-    Raises:
-        dial.Problem: There is no line to begin with.
-    """
+    """Listen until told to stop; raise dial.Problem if there is no line to begin with."""
     loop = asyncio.get_event_loop()
     tunnel = Tunnel(options.state, options.ways.split(","), is_held=options.hold)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -148,7 +144,7 @@ async def serve(options: "argparse.Namespace", lock: "Any") -> None:
         "port": server.sockets[0].getsockname()[1], "job_id": tunnel.target.job_id, "host": tunnel.target.host,
     }  # fmt: skip
     path = protocol.tunnel_record(options.state)
-    write(path, record)
+    dial.write(path, json.dumps(record).encode())
     answer(record)
     lock.close()
     idling = asyncio.ensure_future(tunnel.stop.wait() if options.hold else tunnel.end_when_idle())
@@ -175,11 +171,7 @@ def _until_closed(loop: "Any", stop: "asyncio.Event") -> None:
 
 
 async def _listen(tunnel: Tunnel, port: int) -> "Any":
-    """Listen on the API server's own port where it is free, so that it is the same on all login hosts.
-
-    Raises:
-        dial.Problem: The port that was asked for cannot be had.
-    """
+    """Listen on the API server's own port where it is free, so that it is the same on all login hosts."""
     try:
         return await asyncio.start_server(tunnel.accept, relay.LOOPBACK, port or tunnel.target.port)
     except OSError as error:
@@ -208,15 +200,6 @@ def started(pid: int) -> str:
     """Return when the kernel started this process, in ticks since boot; with the pid its identity."""
     with open("/proc/%d/stat" % pid) as file:
         return file.read().rpartition(")")[2].split()[19]
-
-
-def write(path: str, record: "dict[str, Any]") -> None:
-    """Replace the file, whole or not at all."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    temporary = "%s.%d" % (path, os.getpid())
-    with open(temporary, "w") as file:
-        json.dump(record, file)
-    os.rename(temporary, path)
 
 
 def answer(record: "dict[str, Any]") -> None:
@@ -248,11 +231,7 @@ def locked(path: str) -> "socket.socket":
 
 
 def settle(options: "argparse.Namespace") -> "dict[str, Any] | None":
-    """Return the record of a tunnel that serves already, or None; one that must make room is ended.
-
-    Raises:
-        dial.Problem: Another one is held.
-    """
+    """Return the record of a tunnel that serves already, or None; end one that must make room."""
     path = protocol.tunnel_record(options.state)
     record = known(path)
     if record is None:

@@ -18,7 +18,7 @@ import yaml
 
 from hpk import config, errors, jobdir, kubeconfig
 from hpk.cli import connect, host, kubectl, reach
-from hpk.host import protocol, tunnel
+from hpk.host import dial, protocol, tunnel
 from hpk.slurm import client
 from tests.fakes import slurm as fake
 
@@ -54,7 +54,7 @@ class Stage:
 
     def tunnel(self) -> None:
         """Have the record of one."""
-        tunnel.write(protocol.tunnel_record(str(self.settings.state)), {})
+        dial.write(protocol.tunnel_record(str(self.settings.state)), b"{}")
 
     def talk(self, *script: tuple[str, str | client.Result | Exception]) -> fake.Conversation:
         """Have the gateway answer by this script."""
@@ -260,9 +260,9 @@ def test_the_launcher_goes_the_same_way_by_itself(stage: Stage) -> None:
     record = {"pid": os.getpid(), "started": tunnel.started(os.getpid()), "port": 4}
     file = protocol.tunnel_record(state)
     for wrong in ({"port": 5}, {"started": "1"}, {"pid": 0}):
-        tunnel.write(file, record | wrong)
+        dial.write(file, json.dumps(record | wrong).encode())
         assert lead(state) is None
-    tunnel.write(file, record)
+    dial.write(file, json.dumps(record).encode())
     assert lead(state) == str(path)
     os.utime(stage.settings.directory.kubeconfig, (2e9, 2e9))
     assert lead(state) is None
