@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from hpk.host import pack
 from tests import cluster
 
 if TYPE_CHECKING:
@@ -151,6 +153,19 @@ def test_the_installable_files_are_those_of_the_tree(image: None) -> None:
     """`hpk install` writes what this checkout has."""
     for name in ("hpk", "hpk.sbatch"):
         assert inside(f"cat /opt/hpk/share/{name}") == (cluster.ROOT / "scripts" / name).read_text().strip()
+
+
+def test_the_hosts_programs_are_those_of_the_tree(image: None) -> None:
+    """The file that launcher and hpk.sbatch copy to hosts, and the one that `hpk doctor` makes."""
+    made = hashlib.sha256(pack.archive()).hexdigest()
+    assert inside("sha256sum </opt/hpk/lib/host.pyz").split()[0] == made
+    program = """
+import hashlib, sys
+sys.path.insert(0, "/opt/hpk/lib")
+from hpk.host import pack
+print(hashlib.sha256(pack.archive()).hexdigest())
+"""
+    assert python(program) == made
 
 
 def test_its_own_apptainer_nests(image: None) -> None:
