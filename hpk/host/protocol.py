@@ -24,9 +24,9 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Tuple
 
-    Result = tuple[int, bytes, bytes, str]
+    Result = Tuple[int, bytes, bytes, str]
     """Code, stdout, stderr and end, as in the answer."""
 
 VERSION = 1

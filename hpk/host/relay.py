@@ -17,9 +17,9 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Tuple
 
-    Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    Streams = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 GREETING = b"hpk-tunnel 1"
 LOOPBACK = "127.0.0.1"
