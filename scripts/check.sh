@@ -23,5 +23,6 @@ check format "$venv/bin/ruff" format --check .
 check lint "$venv/bin/ruff" check .
 check types "$venv/bin/mypy"
 check imports "$venv/bin/lint-imports"
+check oldest "$venv/bin/vermin" --target=3.6- --eval-annotations --violations --no-tips hpk/host scripts/hpk
 check units "$venv/bin/python" -m pytest -q -n 2 -m 'not cluster' tests/unit
 [ ${#failed[@]} = 0 ] || { echo "check: failed: ${failed[*]}" >&2; exit 1; }
