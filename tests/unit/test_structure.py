@@ -20,7 +20,6 @@ PENDING = {
     "hpk/images/cache.py: Cache",
     "hpk/node/node.py",
     "hpk/slurm/client.py",
-    "hpk/slurm/gateway.py",
 }
 
 
