@@ -47,8 +47,8 @@ class Launch:
         tokens: What keeps its service-account tokens fresh once it is submitted.
     """
 
-    def __init__(self, uid: str, used: services.Services, job: tenancy.Tenancy) -> None:
-        self.uid, self._s, self._job = uid, used, job
+    def __init__(self, uid: str, used: services.Services, stay: tenancy.Tenancy) -> None:
+        self.uid, self._s, self._tenancy = uid, used, stay
         self._directory = used.state.pod(uid)
         self.images: dict[str, tuple[str, str]] = {}
         self.waiting: dict[str, tuple[str, str]] = {}
@@ -76,15 +76,15 @@ class Launch:
             if raw is not None and (raw.get("status") or {}).get("phase") == "Running":
                 # It ran, and was deleted since: a control plane whose node died may have forgotten that.
                 self.fail(v1.pod(raw), "Lost", "The pod has run, and its directory is gone; it is not run again")
-        elif (found := await self._s.allocator.find(self.uid)) is not None:
+        elif (found := await self._tenancy.find()) is not None:
             plan = await self._read_plan()
             await self._s.agents.read(self.uid)
             self.images = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]} if plan else {}
             if plan:
                 self._s.preparer.keep(plan)
                 self.tokens.know(plan)
-            self._job.take(found, is_adopted=True)
-        self._job.has_looked = True
+            self._tenancy.take(found, is_adopted=True)
+        self._tenancy.has_looked = True
 
     async def _read_plan(self) -> records.PodPlan | None:
         """Return the plan that the job was submitted with, or None if it was lost."""
@@ -107,7 +107,7 @@ class Launch:
         if self._is_answer_lost:
             await self.adopt(raw)  # it was not there at once, and may have come since
             self._is_answer_lost = False
-            if self._job.allocation is not None:
+            if self._tenancy.allocation is not None:
                 return None
         try:
             await self._go(raw, pod, started_at)
@@ -140,7 +140,7 @@ class Launch:
         if self._is_answer_lost:
             return self._try_again_in(LOST_ANSWER_PAUSE_SECONDS)
         is_paced = isinstance(error, errors.SlurmUnavailable)  # by the gate, for all pods together
-        self._job.has_looked = True  # there is no job, for sure
+        self._tenancy.has_looked = True  # there is no job, for sure
         return SOON_SECONDS if is_paced else self._try_again_in(SUBMIT_PAUSE_SECONDS)
 
     def _try_again_in(self, seconds: float) -> float:
@@ -202,7 +202,7 @@ class Launch:
                     raise Unwanted
                 self._s.gate.check(self.uid, self.lanes)  # another's sbatch may have met trouble meanwhile
                 await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
-                allocation = await self._job.submit(ready.script)
+                allocation = await self._tenancy.submit(ready.script)
             self.tokens.know(ready.work.plan)
             LOG.info("Submitted", pod=pod.where, uid=self.uid, job=allocation.job_id)
             self._s.recorder.tell(pod, "Normal", "Submitted", f"Submitted Slurm job {allocation.job_id}")

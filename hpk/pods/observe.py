@@ -20,8 +20,8 @@ class Observer:
         started_at: When the pod's life on this node began, which its deadline counts from; None before its first round.
     """
 
-    def __init__(self, uid: str, used: services.Services, job: tenancy.Tenancy) -> None:
-        self._uid, self._s, self._job = uid, used, job
+    def __init__(self, uid: str, used: services.Services, stay: tenancy.Tenancy) -> None:
+        self._uid, self._s, self._tenancy = uid, used, stay
         self.started_at: datetime | None = None
         self._followed: model.Allocation | None = None
         self._has_started = False
@@ -44,16 +44,16 @@ class Observer:
         """
         if pod is None and self._s.agents.newest(self._uid) is None:
             await self._s.agents.read(self._uid)
-        if pod is None or self._job.allocation is None or self._is_finished():
+        if pod is None or self._tenancy.allocation is None or self._is_finished():
             return
-        if self._job.doubt():
+        if self._tenancy.doubt():
             self._ended_at = None
-        if not self._s.agents.is_connected(self._uid) or self._job.is_released:
+        if not self._s.agents.is_connected(self._uid) or self._tenancy.is_released:
             await self._s.agents.read(self._uid)
-        await self._job.follow_the_claimant(self._s.agents.newest(self._uid))
+        await self._tenancy.follow_the_claimant(self._s.agents.newest(self._uid))
         if self._is_finished():
             return
-        if told := await self._job.learn(pod, self._s.agents.newest(self._uid)):
+        if told := await self._tenancy.learn(pod, self._s.agents.newest(self._uid)):
             await self._s.agents.took_report(self._uid, told)
 
     def _is_finished(self) -> bool:
@@ -70,7 +70,7 @@ class Observer:
         """
         now, newest = self._now(), self._s.agents.newest(self._uid)
         is_connected = self._s.agents.is_connected(self._uid)
-        state = self._job.state
+        state = self._tenancy.state
         self._mark(now, state, is_connected=is_connected)
         phase = self._s.reporter.current(raw).get("status", {}).get("phase") if raw else None
         is_closed = phase in status.TERMINAL
@@ -78,9 +78,9 @@ class Observer:
             self._closed_at = now
         common: dict[str, Any] = {
             "failure": failure,
-            "has_looked": self._job.has_looked,
+            "has_looked": self._tenancy.has_looked,
             "allocation": state,
-            "is_explained": self._job.words is not None,
+            "is_explained": self._tenancy.words is not None,
             "has_started": self._has_started,
             "report": newest,
             "is_connected": is_connected,
@@ -110,9 +110,9 @@ class Observer:
 
     def _mark(self, now: float, state: model.AllocationState | None, *, is_connected: bool) -> None:
         """Remember what is seen for the first time, or is so again."""
-        if self._followed != self._job.allocation:
-            self._followed = self._job.allocation
-            self._has_started = self._has_started or self._job.is_adopted  # for all we know
+        if self._followed != self._tenancy.allocation:
+            self._followed = self._tenancy.allocation
+            self._has_started = self._has_started or self._tenancy.is_adopted  # for all we know
             self._ended_at, self._off_line_since = None, now
         if is_connected:
             self._off_line_since = now

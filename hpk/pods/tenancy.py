@@ -37,6 +37,15 @@ class Tenancy:
     def _inquire(self) -> lastwords.Inquiry:
         return lastwords.Inquiry(self._s.allocator, self._s.state.pod(self.uid), self._s.clock)
 
+    async def find(self) -> model.Allocation | None:
+        """Return the allocation that holds the pod already, by its directory and by Slurm; None if there is none.
+
+        Raises:
+            errors.SlurmUnavailable: Slurm does not say.
+            errors.Retryable: The file system does not say.
+        """
+        return await self._s.allocator.find(self.uid)
+
     async def submit(self, script: str) -> model.Allocation:
         """Ask for an allocation; from here on one may exist, whatever this raises.
 
@@ -102,6 +111,10 @@ class Tenancy:
         LOG.warning("Another job runs the pod, by its claim", uid=self.uid, job=mine.job_id, claimant=claimant.job_id)
         await self.release(only_queued=True)
         self.take(claimant, is_adopted=True)
+
+    def ask_soon(self, seconds: float) -> None:
+        """Have Slurm asked for the job in this time at the latest."""
+        self._s.allocator.hurry(after_seconds=seconds)
 
     async def release(self, *, only_queued: bool = False) -> None:
         """Cancel the job, or only if it is queued still.

@@ -31,8 +31,8 @@ class Termination:
         cancel_at: When the job is cancelled (`Clock.monotonic`); None before the agent was asked.
     """
 
-    def __init__(self, uid: str, used: services.Services, job: tenancy.Tenancy) -> None:
-        self._uid, self._s, self._job = uid, used, job
+    def __init__(self, uid: str, used: services.Services, stay: tenancy.Tenancy) -> None:
+        self._uid, self._s, self._tenancy = uid, used, stay
         self.cancel_at: float | None = None
         self._asked: float | None = None  # the grace that the agent was last asked for
         self._wished: float | None = None  # the grace of the last wish that was left for an agent off the line
@@ -55,10 +55,10 @@ class Termination:
         else:
             is_heard = False
             await self._wish(grace, reason)
-        has_overrun = self.cancel_at is not None and self._now() >= self.cancel_at and not self._job.is_released
+        has_overrun = self.cancel_at is not None and self._now() >= self.cancel_at and not self._tenancy.is_released
         if has_overrun:
             LOG.warning("Cancelled a job whose pod did not end within its grace", uid=self._uid)
-            await self._job.release()
+            await self._tenancy.release()
             self.cancel_at = self._now() + life.END_MARGIN_SECONDS
         left = (self.cancel_at or self._now()) - self._now()
         return min(max(left, life.SOON_SECONDS), math.inf if is_heard else OFF_LINE_LOOK_SECONDS), has_overrun
@@ -84,7 +84,7 @@ class Termination:
             return
         began_at = self._now()
         await self._leave(grace, reason)  # first, as Slurm may be away
-        await self._job.release(only_queued=True)
+        await self._tenancy.release(only_queued=True)
         self._wished = grace
         is_forced = grace <= life.FORCED_GRACE_SECONDS
         self.cancel_at = began_at + (0.0 if is_forced else grace + UNHEARD_SECONDS)
@@ -96,4 +96,4 @@ class Termination:
             await asyncio.to_thread(jobdir.write_json, self._s.state.pod(self._uid).wish, wish)
         except OSError as error:
             LOG.warning("Cannot leave the wish to end a pod in its directory", uid=self._uid, error=str(error))
-            await self._job.ask_to_end()
+            await self._tenancy.ask_to_end()

@@ -32,10 +32,10 @@ class Worker:
     def __init__(self, uid: str, used: services.Services) -> None:
         self.uid, self._s = uid, used
         self._directory = used.state.pod(uid)
-        self._job = tenancy.Tenancy(uid, used)
-        self._launch = launch.Launch(uid, used, self._job)
-        self._observer = observe.Observer(uid, used, self._job)
-        self._termination = termination.Termination(uid, used, self._job)
+        self._tenancy = tenancy.Tenancy(uid, used)
+        self._launch = launch.Launch(uid, used, self._tenancy)
+        self._observer = observe.Observer(uid, used, self._tenancy)
+        self._termination = termination.Termination(uid, used, self._tenancy)
         self._ephemeral = ephemeral.Ephemeral(uid, used)
         self._edits = edits.Edits(uid, used)
         self._told = tell.Told(used.recorder)
@@ -60,14 +60,14 @@ class Worker:
         """Have Slurm asked in time for what may be due next, and return when that is."""
         seen = self._observe(raw, pod)
         if (seconds := life.question(seen)) is not None:
-            self._s.allocator.hurry(after_seconds=seconds)
+            self._tenancy.ask_soon(seconds)
         return life.look_again(seen)
 
     # Observe
 
     async def _look(self, raw: dict[str, Any] | None, pod: v1.Pod | None) -> None:
         """Look for a job that is there already, once, and for what the stream did not bring."""
-        if self._job.allocation is None and not self._job.has_looked:
+        if self._tenancy.allocation is None and not self._tenancy.has_looked:
             await self._launch.adopt(raw)
         is_closed = raw is not None and self._s.reporter.current(raw).get("status", {}).get("phase") in status.TERMINAL
         if pod is not None and not is_closed:
@@ -90,10 +90,10 @@ class Worker:
             waiting={**self._launch.waiting, **self._ephemeral.waiting},
             report=seen.report,
             allocation=seen.allocation,
-            job_id=self._job.allocation.job_id if self._job.allocation else "",
+            job_id=self._tenancy.allocation.job_id if self._tenancy.allocation else "",
             failure=seen.failure,
             is_over=life.is_over(seen),
-            output=self._job.words.line if self._job.words else "",
+            output=self._tenancy.words.line if self._tenancy.words else "",
             images=self._launch.images,
             is_changing=self._edits.is_pending(pod),
         )
@@ -111,7 +111,7 @@ class Worker:
             case life.Step.TERMINATE:
                 again = await self._terminate(decision)
             case life.Step.RELEASE:
-                await self._job.release()
+                await self._tenancy.release()
                 self._observer.released()
             case life.Step.FORGET:
                 await self._remove_secrets()
@@ -147,7 +147,7 @@ class Worker:
             LOG.warning("Cannot remove a finished pod's plan, which holds its secrets", uid=self.uid, error=str(error))
 
     def _forget(self) -> None:
-        self._job.forget()
+        self._tenancy.forget()
         self._ephemeral.close()
         self._edits.close()
         self._s.agents.forget(self.uid)

@@ -118,7 +118,7 @@ class World(path.World):
         return sum(
             1
             for uid, worker in self.pods._workers.items()
-            if worker._job.allocation is not None and self.agents.is_connected(uid)
+            if worker._tenancy.allocation is not None and self.agents.is_connected(uid)
         )
 
 
