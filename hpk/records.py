@@ -172,11 +172,14 @@ class Warning(TypedDict):  # noqa: A001 - the field's word
     ``end_after``: When it ends the pod, so that its grace is over before the limit is; None leaves that to Slurm.
     ``signal``, ``signal_after``: What the containers' first processes are sent, and when, where the pod's sbatch
     flags ask for it (``--signal``).  The job's script hands on that signal from others as well.
+    ``not_before``: How long after its own start the agent ends the pod for this at the earliest, where the limit is
+    so short that Slurm may warn too early.
     """
 
     end_after: float | None
     signal: int | None
     signal_after: float
+    not_before: NotRequired[float]
 
 
 class PodPlan(TypedDict):

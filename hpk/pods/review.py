@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
-from hpk.pods import admit, bind, fit, lanes, runtime, schedule
+from hpk.pods import admit, bind, fit, lanes, runtime, schedule, warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,7 +70,7 @@ class Reviews:
     def _warnings(self, asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
         """Return what of a pod will not be read, and what will keep it from running, though it may exist."""
         pod = asked.pod
-        found = [unread] if (unread := admit.unread(pod)) else []
+        found = _advice(asked, cluster)
         if pod.spec.scheduling_gates:
             return found  # who set them knows
         if pod.spec.node_name:
@@ -118,6 +118,12 @@ class Reviews:
         if doubt := admit.doubt(asked, cluster):
             return [f"pods of this {kind} will be refused: {doubt}"]
         return [f"pods of this {kind}: {text}" for text in self._warnings(asked, cluster)]
+
+
+def _advice(asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
+    """Return what the pod's maker may not expect of a pod that will run."""
+    shortened = warning.shortened(asked.pod, asked.options, cluster.capacity)
+    return [text for text in (admit.unread(asked.pod), shortened) if text]
 
 
 def _of_bound(raw: Object, old: Object) -> str | None:

@@ -337,9 +337,7 @@ def directives(
     if asked_for.keys() & TASK_COUNTS or (asked_for.get("nodes") or "1") not in {"1", "1-1"}:
         del options["ntasks"]  # sbatch would take it for the number of all tasks, and the other for a bound
     options = flags.layered(options, asked_for)
-    options.pop("signal", None)
-    if directive := warning.early(pod, asked_for, capacity).directive:
-        options["signal"] = directive
+    options["signal"] = warning.early(pod, asked_for, capacity).directive
     # The pod's directory is the third place where a job's pod is found, whatever the user's flags say.
     options |= {"chdir": str(directory), "output": str(directory / "job.out"), "error": str(directory / "job.out")}
     return {**options, "no-requeue": None, "open-mode": "append"}

@@ -3,6 +3,9 @@
 Slurm sends a job one signal before its time limit (sbatch(1), ``--signal``).  We ask for one that nobody else sends,
 early enough for the pod's grace.  Where the user's flags ask for a signal of their own, the one warning serves both:
 it comes early enough for the earlier of the two, and the agent does the other when its time has come.
+
+A pod runs for half of its time limit at least, however long its grace is.  Slurm's warning is too coarse for that
+where the limit is a few minutes: the agent then waits by its own clock before it ends the pod.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 MARGIN_SECONDS = 15
 ERROR_SECONDS = 60
 """Slurm may send the signal a minute earlier than asked (sbatch(1), --signal)."""
+START_SECONDS = 40
+"""No warning is asked for so soon after a job's start.  slurmctld looks twice a minute and sends what would be due
+before it looks again (send_job_warn_signal in job_mgr.c), once: by then the job's script must have begun to listen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +36,18 @@ class Early:
     """What is asked of Slurm, of the job's script and of the agent.
 
     Attributes:
-        directive: The value of ``--signal``; None to ask for none.
+        directive: The value of ``--signal``.
         signals: Those that the script hands on to the agent.
         plan: What the agent does when the warning comes.
     """
 
-    directive: str | None
+    directive: str
     signals: list[int]
     plan: records.Warning
 
 
 def early(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity | None = None) -> Early:
-    """The early warning of this pod's job.
+    """Return the early warning of this pod's job.
 
     Args:
         pod: An admitted pod.
@@ -50,26 +56,44 @@ def early(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.
     """
     wanted = options.get("signal")
     asked = flags.signal_of(wanted) if wanted else None
-    lead = _lead(pod, _limit(options, capacity))
-    first = min(max(lead or 0, asked.seconds if asked else 0), flags.MOST_SIGNAL_SECONDS)
-    signals = [jobdir.WARNING_SIGNAL, jobdir.END_SIGNAL]
+    limit = _limit(options, capacity)
+    lead = _lead(pod, limit)
+    first = max(lead, asked.seconds if asked else 0)
+    first = min(first, limit - START_SECONDS) if limit else first
+    left = min(first, limit - ERROR_SECONDS) if limit else first  # a minute early would be before the job
     plan: records.Warning = {
-        "end_after": None if lead is None else float(max(0, first - lead)),
+        "end_after": float(max(0, left - lead)),
         "signal": asked.number if asked else None,
-        "signal_after": float(first - asked.seconds) if asked else 0.0,
+        "signal_after": float(max(0, first - asked.seconds)) if asked else 0.0,
     }
-    if asked:
-        signals.append(asked.number)
-    if lead is None and asked is None:
-        return Early(directive=None, signals=signals, plan=plan)
+    if limit and lead + ERROR_SECONDS > limit / 2:
+        plan["not_before"] = float(limit - lead)
+    signals = [jobdir.WARNING_SIGNAL, jobdir.END_SIGNAL, *([asked.number] if asked else [])]
     letters = "RB" if asked and asked.may_overlap else "B"
     return Early(directive=f"{letters}:{jobdir.WARNING_SIGNAL}@{first}", signals=signals, plan=plan)
 
 
+def shortened(
+    pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity | None = None
+) -> str | None:
+    """Return a sentence for a pod that has less than its grace when its job nears its time limit; else None."""
+    grace, limit = pod.spec.termination_grace_period_seconds, _limit(options, capacity)
+    lead = _lead(pod, limit)
+    if grace <= lead:
+        return None
+    where = f" ({parse.time_text(limit)})" if limit else ""
+    why = "half of it" if limit and lead == limit // 2 else "since Slurm warns no earlier"
+    return (
+        f"terminationGracePeriodSeconds {grace} is longer than the job's time limit allows: a pod that reaches the "
+        f"limit{where} has {lead} s to end, {why}"
+    )
+
+
 def _limit(options: Mapping[str, str | None], capacity: slurm_model.Capacity | None) -> int | None:
-    """The job's time limit; None where it has none, or none is known.  Of several partitions any may run it."""
+    """Return the job's time limit; None where it has none, or none is known.  Of several partitions any may run it."""
     if text := options.get("time"):
-        return parse.duration(text)
+        seconds = parse.duration(text)
+        return -(-seconds // 60) * 60 if seconds else None  # Slurm counts whole minutes, and takes 0 for no limit
     if capacity is None:
         return None
     names = flags.partitions(options) or [capacity.default_partition or ""]
@@ -78,8 +102,7 @@ def _limit(options: Mapping[str, str | None], capacity: slurm_model.Capacity | N
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _lead(pod: v1.Pod, time_limit: int | None) -> int | None:
-    """How long before the limit the pod's end must begin; None where the limit leaves no room for a warning."""
-    lead = pod.spec.termination_grace_period_seconds + MARGIN_SECONDS
-    has_room = time_limit is None or time_limit > 2 * (lead + ERROR_SECONDS)
-    return lead if has_room else None
+def _lead(pod: v1.Pod, limit: int | None) -> int:
+    """Return how long before the limit the pod's end begins: half of the limit at most, and what Slurm can count."""
+    lead = min(pod.spec.termination_grace_period_seconds + MARGIN_SECONDS, flags.MOST_SIGNAL_SECONDS)
+    return min(lead, limit // 2) if limit else lead

@@ -77,3 +77,13 @@ def test_a_deleted_pod_keeps_its_grace_though_its_agent_is_cut_off(space: confte
         assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 7
     finally:
         space.kubectl("patch", "pod", "p", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+
+
+def test_a_pod_whose_time_limit_is_a_minute_has_its_grace(space: conftest.Namespace) -> None:
+    """Longer than Slurm's KillWait: it is ended when half of the minute is over."""
+    script = "trap 'echo term; sleep 14; echo done; exit 7' TERM; echo up; while :; do sleep 0.1; done"
+    space.apply(pods.pod("p", script, flags="--time=1", terminationGracePeriodSeconds=20))
+    assert pods.ended(space, "p") == "Failed"
+    status = space.get("pod", "p")["status"]
+    assert (status["reason"], status["containerStatuses"][0]["state"]["terminated"]["exitCode"]) == ("Evicted", 7)
+    assert logs(space, "p") == "up\nterm\ndone\n"

@@ -94,7 +94,8 @@ def listen(handlers: Handlers, pod: SignalTarget, plan: records.Warning | None) 
     handlers.on(signal.SIGINT, pod.end, "Signalled")
     if (number := warning["signal"]) is not None and number != signal.SIGTERM:
         handlers.on(number, forward.send, number)  # SIGTERM is how Slurm ends a job
-    handlers.on(jobdir.WARNING_SIGNAL, _warn, handlers.loop, pod, warning)
+    earliest = handlers.loop.time() + warning.get("not_before", 0.0)
+    handlers.on(jobdir.WARNING_SIGNAL, _warn, handlers.loop, pod, warning, earliest)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, jobdir.WARNING_SIGNAL})
 
 
@@ -112,9 +113,9 @@ class _Forward:
             self._pod.signal(number)
 
 
-def _warn(loop: asyncio.AbstractEventLoop, pod: SignalTarget, warning: records.Warning) -> None:
+def _warn(loop: asyncio.AbstractEventLoop, pod: SignalTarget, warning: records.Warning, earliest: float) -> None:
     """Do what the pod wants when its job nears its time limit.  Slurm warns once: this is no echo."""
     if warning["signal"] is not None:
         loop.call_later(warning["signal_after"], pod.signal, warning["signal"])
     if warning["end_after"] is not None:
-        loop.call_later(warning["end_after"], pod.end, "TimeLimit")
+        loop.call_at(max(loop.time() + warning["end_after"], earliest), pod.end, "TimeLimit")

@@ -122,11 +122,11 @@ async def test_agent_and_slurm_hear_the_same_of_a_limit_that_the_partition_sets(
     row = ("c1", "main", "main*", "up", "infinite", "0:01:00", "idle", "8", "16000", "(null)", "(null)")
     capacity = parse.capacity(parse.UNIT.join(row) + parse.RECORD + "\n")
     ready = await world.once(cluster=dataclasses.replace(CLUSTER, capacity=capacity))
-    assert ready.work.plan["warning"]["end_after"] is None
-    assert "--signal" not in ready.script
+    assert ready.work.plan["warning"]["not_before"] == 30.0
+    assert "--signal=B:50@20" in ready.script
     ready = await world.once()
-    assert ready.work.plan["warning"]["end_after"] == 0.0
-    assert "--signal" in ready.script
+    assert "not_before" not in ready.work.plan["warning"]
+    assert "--signal=B:50@45" in ready.script
 
 
 async def test_a_pod_with_all_that_it_needs_is_ready(world: World) -> None:

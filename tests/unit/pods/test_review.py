@@ -103,6 +103,18 @@ def test_memory_that_nobody_configured_refuses_nothing() -> None:
     assert reviews(cluster).review("Pod", raw(requests={"memory": "4Gi"})) == (None, [])
 
 
+def test_a_grace_longer_than_the_time_limit_allows_is_told() -> None:
+    """To who applies the pod, or what makes it; the pod runs all the same."""
+    pod = raw("--time=10", terminationGracePeriodSeconds=600)
+    text = (
+        "terminationGracePeriodSeconds 600 is longer than the job's time limit allows: a pod that reaches the limit "
+        "(00:10:00) has 300 s to end, half of it"
+    )
+    assert reviews().review("Pod", pod) == (None, [text])
+    made = {"metadata": {"name": "w", "namespace": "ns"}, "spec": {"template": pod}}
+    assert reviews().review("Job", made) == (None, [f"pods of this Job: {text}"])
+
+
 @pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
 def test_who_applies_a_workload_is_warned_of_its_pods(kind: str) -> None:
     """The workload itself is nobody's to refuse."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -74,6 +74,21 @@ async def test_slurm_s_warning_ends_the_pod_in_time(listening: Listening) -> Non
     await pod.until(["TimeLimit"])
     os.kill(os.getpid(), signal.SIGTERM)
     await pod.until(["TimeLimit", "Signalled"])
+
+
+async def test_a_warning_that_comes_too_early_waits(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm counts in minutes: of a short limit the pod has its part, by the agent's own clock."""
+    loop = asyncio.get_running_loop()
+    ends: list[float] = []
+    monkeypatch.setattr(loop, "call_at", lambda at, *_: ends.append(at))
+    began_at = loop.time()
+    listening({"end_after": 5.0, "signal": None, "signal_after": 0.0, "not_before": 30.0})
+    warn: Any = signal.getsignal(jobdir.WARNING_SIGNAL)
+    for elapsed in (0.0, 24.0, 40.0):
+        monkeypatch.setattr(loop, "time", lambda elapsed=elapsed: began_at + elapsed)
+        warn(jobdir.WARNING_SIGNAL, None)
+        await asyncio.sleep(0)
+    assert [round(at - began_at) for at in ends] == [30, 30, 45]
 
 
 async def test_the_user_s_signal_comes_before_the_end(listening: Listening) -> None:

@@ -7,12 +7,15 @@
 #SBATCH --partition=gpu
 #SBATCH --time=1
 #SBATCH --hold
+#SBATCH --signal=B:50@20
 #SBATCH --chdir=/home/alice/.hpk/pods/0b4e
 #SBATCH --output=/home/alice/.hpk/pods/0b4e/job.out
 #SBATCH --error=/home/alice/.hpk/pods/0b4e/job.out
 #SBATCH --no-requeue
 #SBATCH --open-mode=append
 # A pod of Kubernetes, run by HPK.  Everything about it is in spec.json in this job's working directory.
+# The warning of a short time limit may come while this runs: it is sent anew until it can be handed on.
+trap '({ sleep 1; kill -50 $$ 2>/dev/null; } &)' 50
 module load apptainer
 echo "stages script=$EPOCHREALTIME"
 # The address that this host speaks from.
