@@ -157,6 +157,11 @@ class ImageStore:
             seconds=time.monotonic() - started,
         )
 
+    async def forget(self, pod: Path) -> None:
+        """Take back what was said of the images of a pod that is gone; what fails is left to `tidy`."""
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(self._uses.forget, pod)
+
     async def tidy(self) -> None:
         """Take back what was said of the images of pods that are gone."""
         await asyncio.to_thread(self._uses.tidy)

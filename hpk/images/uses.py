@@ -8,12 +8,16 @@ Control planes of one user may share the images and know nothing of each other's
 plane.  So a file says that an image is used, and the pod's directory says whether that is still so.  A kubelet writes
 the file before it looks whether the image is there, and whoever removes images looks for files after it has taken the
 image out of sight: one of the two notices the other.
+
+A file goes with its pod, whichever kubelet wrote it: ``hpk prune`` asks no API server, so to it a pod without a
+directory is one that is being prepared, for as long as the file is young.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,8 +27,9 @@ from hpk import jobdir
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-UNSUBMITTED_SECONDS: Final = 3600.0
-"""How long a pod of another control plane may have no directory: its kubelet touches the file while it prepares one."""
+UNSUBMITTED_SECONDS: Final = 900.0
+"""How long a pod of another control plane may have no directory: its kubelet touches the file every five minutes
+(`collect.PERIOD_SECONDS`) while it prepares one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,9 @@ class Uses:
     ) -> None:
         self._directory = directory / "uses"
         self._pods, self._knows = pods, knows
-        self._added: dict[Path, set[Path]] = {}
+        self._ours: dict[Path, set[Path]] = {}
+        self._has_looked = False
+        self._looking = threading.Lock()
 
     def add(self, image: str, pod: Path) -> None:
         """Say that a pod uses an image; it may be said again.
@@ -62,16 +69,39 @@ class Uses:
         file = self._directory / f"{image}@{pod.name}"
         jobdir.make_directory(str(self._directory))
         jobdir.write_bytes(str(file), os.fsencode(pod))
-        self._added.setdefault(pod, set()).add(file)
+        self._ours.setdefault(pod, set()).add(file)
+
+    def forget(self, pod: Path) -> None:
+        """Take back what was said of a pod, by an earlier kubelet too.
+
+        Raises:
+            OSError: The directory cannot be read.
+        """
+        self._look_once()
+        for file in self._ours.pop(pod, ()):
+            with contextlib.suppress(OSError):
+                file.unlink()
 
     def tidy(self) -> None:
-        """Take back what was said here of pods that are gone; costs nothing for those that are not."""
-        for pod in list(self._added):  # other threads add
-            if (self._knows and self._knows(pod.name)) or pod.exists():
-                continue
-            for file in self._added.pop(pod):
-                with contextlib.suppress(OSError):
-                    file.unlink()
+        """Take back what was said of our pods that are gone; costs nothing for those that are not.
+
+        Raises:
+            OSError: The directory cannot be read.
+        """
+        self._look_once()
+        for pod in list(self._ours):  # other threads add
+            if not (self._knows and self._knows(pod.name)) and not pod.exists():
+                self.forget(pod)
+
+    def _look_once(self) -> None:
+        """Learn what earlier kubelets have said of our pods."""
+        with self._looking:
+            if self._has_looked:
+                return
+            for use in self._all():
+                if self._is_ours(use):
+                    self._ours.setdefault(use.pod, set()).add(use.file)
+            self._has_looked = True
 
     def live(self, *, now: float) -> dict[str, list[Use]]:
         """Return the uses by image; ours that are over are removed, and those of pods without a job touched."""

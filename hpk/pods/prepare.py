@@ -127,6 +127,10 @@ class Preparer:
         if address := plan.get("address"):
             self._addresses.keep(plan["uid"], address["ip"])
 
+    async def forget(self, uid: str) -> None:
+        """Let the images of a pod that is gone go."""
+        await self._store.forget(Path(self._state.pod(uid).root))
+
     async def prepare(
         self,
         admitted: admit.Admitted,

@@ -118,6 +118,8 @@ class Worker:
                 self._forget()
             case life.Step.DISCARD:
                 self._launch.tokens.close()
+                # First: without a directory, a use of an image would be that of a pod that is being prepared.
+                await self._s.preparer.forget(self.uid)
                 await asyncio.to_thread(shutil.rmtree, self._directory.root, ignore_errors=True)
                 self._forget()
         return again

@@ -116,6 +116,7 @@ class FakePreparer:
         self.volumes: list[Any] = []
         self.tokens: list[sources.Token | errors.HpkError] = []
         self.tokens_asked: list[sources.TokenKey] = []
+        self.forgotten: list[str] = []
 
     async def token(self, _pod: Any, key: sources.TokenKey) -> sources.Token:
         self.tokens_asked.append(key)
@@ -134,6 +135,9 @@ class FakePreparer:
 
     def keep(self, plan: Any) -> None:
         assert plan
+
+    async def forget(self, uid: str) -> None:
+        self.forgotten.append(uid)
 
     async def prepare(self, admitted: admit.Admitted, **_: Any) -> prepare.Ready:
         pod = admitted.pod

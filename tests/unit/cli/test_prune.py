@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpk import config
 from hpk.cli import prune
 from hpk.images import cache, image, reference, uses
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def add(directory: Path, letter: str, *, is_pinned: bool = False, age: float = 10_000.0) -> str:
@@ -68,6 +66,20 @@ def test_what_no_pod_uses_goes(settings: config.Settings, capsys: pytest.Capture
     assert said.endswith("2 of 5 images, 2.0 MB\n")
     assert run(settings, capsys).endswith("0 of 3 images, 0.0 MB\n")
     assert "removed  ctl:5000/b:1" in run(settings, capsys, also_pinned=True)
+
+
+@pytest.mark.parametrize(("minutes", "reason"), [(10, "in use by 2 pods"), (20, "in use by 1 pod")])
+def test_a_pod_without_a_directory_counts_while_it_is_prepared(
+    settings: config.Settings, capsys: pytest.CaptureFixture[str], minutes: int, reason: str
+) -> None:
+    """Its kubelet touches the file every five minutes; a pod that a killed kubelet has left behind counts no more."""
+    images = settings.images_directory
+    (use,) = (images / "uses").iterdir()
+    image = use.name.partition("@")[0]
+    uses.Uses(images).add(image, Path(settings.directory.pods) / "gone")
+    at = time.time() - minutes * 60
+    os.utime(images / "uses" / f"{image}@gone", (at, at))
+    assert f"kept  ctl:5000/c:1  1.0 MB  ({reason})" in run(settings, capsys, is_dry=True)
 
 
 def test_a_dry_run_removes_nothing(settings: config.Settings, capsys: pytest.CaptureFixture[str]) -> None:

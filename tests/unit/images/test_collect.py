@@ -148,8 +148,23 @@ def test_uses_of_pods_that_are_gone_are_taken_back(world: World) -> None:
     assert sorted(path.name for path in (world.images / "uses").iterdir()) == [f"{key}@running", f"{key}@waiting"]
 
 
+@pytest.mark.parametrize("how", ["tidied", "forgotten"])
+def test_what_an_earlier_kubelet_said_is_taken_back_as_well(world: World, how: str) -> None:
+    """Pods live on while the control plane starts anew, and are deleted then; others' uses stay."""
+    key = world.add("a")
+    gone = world.use(key, "gone", has_job=False)
+    world.use(key, "runs")
+    world.use(key, "others", pods=world.root / "other/pods", has_job=False)
+    later = uses.Uses(world.images, pods=world.pods, knows=world.known.__contains__)
+    if how == "tidied":
+        later.tidy()
+    else:
+        later.forget(gone)
+    assert sorted(path.name for path in (world.images / "uses").iterdir()) == [f"{key}@others", f"{key}@runs"]
+
+
 def test_another_control_plane_removes_nothing_of_ours(world: World) -> None:
-    """It knows none of our pods; their directories speak for them, and for an hour what was said of one without."""
+    """It knows none of our pods; their directories speak for them, and for a while what was said of one without."""
     keys = [world.add(letter, mib=2) for letter in "abc"]
     world.use(keys[0], "ours")
     world.use(keys[1], "waiting", has_job=False)

@@ -32,6 +32,10 @@ class FakeStore:
         self.errors: dict[str, list[errors.HpkError]] = {}
         self.asked: list[tuple[str, str, Any]] = []
         self.pods: list[Path] = []
+        self.forgotten: list[Path] = []
+
+    async def forget(self, pod: Path) -> None:
+        self.forgotten.append(pod)
 
     async def ensure(self, name: str, *, policy: str, credentials: Any, on_pull: Any, pod: Path) -> images.Image:
         self.pods.append(pod)
@@ -137,6 +141,8 @@ async def test_a_pod_with_all_that_it_needs_is_ready(world: World) -> None:
     assert ready.work.plan["link"]["certificate"] == "u"
     assert ready.script.startswith("#!/bin/bash\n#SBATCH ")
     assert [pod.name for pod in world.store.pods] == ["u"]
+    await world.preparer.forget("u")
+    assert world.store.forgotten == world.store.pods
     assert [reason for reason, _ in world.recorder.told] == ["Pulled"]
 
 

@@ -118,6 +118,7 @@ async def test_a_pod_that_vanishes_is_ended_at_once(world: path.World) -> None:
     assert world.line.asked[0][1] == life.FORCED_GRACE_SECONDS
     await world.agents.took_report(uid, report(uid, 2, state="terminated", code=137, finished_at=2.0))
     await world.until(lambda: not Path(world.state.pod(uid).root).exists())
+    assert world.preparer.forgotten == [uid]
 
 
 async def test_a_deleted_pod_that_never_got_a_job_goes_at_once(world: path.World) -> None:
@@ -128,6 +129,16 @@ async def test_a_deleted_pod_that_never_got_a_job_goes_at_once(world: path.World
     await world.delete()
     await world.until(lambda: not world.exists())
     assert world.allocator.submitted == []
+
+
+async def test_the_images_of_a_pod_that_an_earlier_kubelet_submitted_are_let_go_with_it(world: path.World) -> None:
+    """`hpk prune` right after its deletion finds nobody who uses them."""
+    uid = await running(world)
+    await world.restart()
+    await world.delete()
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
+    await world.until(lambda: not world.exists())
+    await world.until(lambda: world.preparer.forgotten == [uid])
 
 
 async def test_what_keeps_a_pod_waiting_is_in_its_containers(world: path.World) -> None:
