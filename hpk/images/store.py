@@ -118,7 +118,7 @@ class ImageStore:
             name: The container's ``image:``, or the absolute path of a SIF file.
             policy: The imagePullPolicy: ``Always``, ``IfNotPresent`` or ``Never``; a SIF file is simply read.
             credentials: A ``.dockerconfigjson``, from imagePullSecrets.
-            on_pull: Called once if something is really fetched, before it is.
+            on_pull: Called once before the registry is asked; never where what is here will do.
             pod: The directory of the pod that will use it: until that has ended, the image is not removed.
             is_pinned: Whether the user wants to keep it, used or not.
 
@@ -139,7 +139,9 @@ class ImageStore:
         if stored is None or policy == "Always":
             access = authorization.Access(reference=wanted, login=docker_config.find(credentials, wanted=wanted))
             with answers.told(f'failed to pull and unpack image "{wanted}"'):
-                stored = await self._refresh(access, known=known, on_pull=on_pull)
+                if on_pull is not None:
+                    on_pull()
+                stored = await self._refresh(access, known=known)
         try:
             is_there = await asyncio.to_thread(self._hold, wanted, stored, pod=pod, is_pinned=is_pinned)
         except OSError as error:
@@ -222,14 +224,10 @@ class ImageStore:
             known = self._sifs[path] = (fingerprint, sif.read(Path(path)))
         return known[1], status.st_size
 
-    async def _refresh(
-        self, access: authorization.Access, *, known: cache.Stored | None, on_pull: Callable[[], None] | None
-    ) -> cache.Stored:
+    async def _refresh(self, access: authorization.Access, *, known: cache.Stored | None) -> cache.Stored:
         digest = await self._resolving.join(access, start=lambda: self._registry.resolve(access))
         if known is not None and known.digest == digest:
             return known
-        if on_pull is not None:
-            on_pull()
         return await self._pulling.join((access, digest), start=lambda: self._pull(access, digest=digest))
 
     async def _pull(self, access: authorization.Access, *, digest: str) -> cache.Stored:

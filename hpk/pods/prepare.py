@@ -66,12 +66,15 @@ class Attempts:
         due: By image, when its next pull is due (`Clock.monotonic`).
         said: By image the last failure's reason; by container the image id that was told.
         fresh: Images whose failure shows as itself, not yet as a back-off.
+        begun: Containers and images whose pull was told and has not failed: a pod that waits for something else asks
+            the registry again, and tells of no second pull.
     """
 
     failures: dict[str, int] = field(default_factory=dict)
     due: dict[str, float] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
     fresh: set[str] = field(default_factory=set)
+    begun: set[tuple[str, str]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +243,7 @@ class Preparer:
                 name,
                 policy=policy,
                 credentials=credentials,
-                on_pull=lambda: self._pulling(pod, container),
+                on_pull=lambda: self._pulling(pod, container, attempts),
                 pod=Path(self._state.pod(pod.metadata.uid).root),
             )
         except errors.RegistryUnavailable as error:
@@ -254,9 +257,11 @@ class Preparer:
             self._recorder.tell(pod, "Normal", "Pulled", _pulled(image), container=container.name)
         return image
 
-    def _pulling(self, pod: v1.Pod, container: v1.Container) -> None:
-        message = f'Pulling image "{container.image}"'
-        self._recorder.tell(pod, "Normal", "Pulling", message, container=container.name)
+    def _pulling(self, pod: v1.Pod, container: v1.Container, attempts: Attempts) -> None:
+        if (container.name, container.image) not in attempts.begun:
+            attempts.begun.add((container.name, container.image))
+            message = f'Pulling image "{container.image}"'
+            self._recorder.tell(pod, "Normal", "Pulling", message, container=container.name)
 
     def _failed(
         self, pod: v1.Pod, container: v1.Container, error: errors.HpkError, attempts: Attempts
@@ -270,6 +275,7 @@ class Preparer:
         reason = error.reason if isinstance(error, errors.ImageRefused) else "ErrImagePull"
         attempts.said[name] = reason
         attempts.fresh.add(name)
+        attempts.begun.discard((container.name, name))
         message = f'Failed to pull image "{name}": {error}' if reason == "ErrImagePull" else str(error)
         self._recorder.tell(pod, "Warning", "Failed", message, container=container.name)
         self._recorder.tell(pod, "Warning", "Failed", f"Error: {reason}", container=container.name)

@@ -154,8 +154,9 @@ def test_a_command_that_does_not_exist_says_which(space: conftest.Namespace) -> 
 def test_an_image_that_cannot_be_had_leaves_its_pod_waiting(
     space: conftest.Namespace, name: str, expected: str
 ) -> None:
-    """With the reason in an event, and tried again with pauses; no job is made."""
+    """With the pull and the reason in events, and tried again with pauses; no job is made."""
     until(lambda: re.search(expected, pods.words(space, name)))
+    assert "Pulling: Pulling image" in space.events(name)
     waiting = space.get("pod", name)["status"]["containerStatuses"][0]["state"]["waiting"]
     assert waiting["reason"] in {"ErrImagePull", "ImagePullBackOff"}
     assert space.phase(name) == "Pending"

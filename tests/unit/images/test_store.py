@@ -149,13 +149,29 @@ async def test_a_warm_image_costs_less_than_a_millisecond(server: fake.FakeRegis
     assert min([(await images.ensure(name, policy="IfNotPresent")).seconds for _ in range(50)]) < 0.001
 
 
+@pytest.mark.parametrize(("tag", "policy"), [("none", "IfNotPresent"), ("1", "Always")])
+async def test_a_pull_is_told_before_the_registry_is_asked(
+    server: fake.FakeRegistry, images: store.ImageStore, tag: str, policy: str
+) -> None:
+    """It may not answer for long, or not have the image; as a kubelet (pkg/kubelet/images/image_manager.go)."""
+    server.push("a/b", tag="1", layers=(LAYER,))
+    await images.ensure(f"{server.host}/a/b:1", policy="IfNotPresent")
+    server.requests.clear()
+    asked: list[int] = []
+    with contextlib.suppress(errors.ImageRefused):
+        name = f"{server.host}/a/b:{tag}"
+        await images.ensure(name, policy=policy, on_pull=lambda: asked.append(len(server.requests)))
+    assert asked == [0]
+    assert server.requests
+
+
 async def test_always_asks_and_fetches_only_what_changed(server: fake.FakeRegistry, images: store.ImageStore) -> None:
     """One HEAD if the digest is the same; the new image if it is not, and the old file stays for who runs it."""
     server.push("a/b", tag="latest", layers=(LAYER,))
     name = f"{server.host}/a/b"
     first = await images.ensure(name, policy="Always")
     server.requests.clear()
-    again = await images.ensure(name, policy="Always", on_pull=pytest.fail)
+    again = await images.ensure(name, policy="Always")
     assert (again.was_pulled, server.requests) == (False, ["HEAD /v2/a/b/manifests/latest"])
     server.push("a/b", tag="latest", layers=(fake.layer(fake.Member(name="hello", text=b"new")),))
     new = await images.ensure(name, policy="Always")

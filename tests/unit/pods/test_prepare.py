@@ -40,8 +40,9 @@ class FakeStore:
     async def ensure(self, name: str, *, policy: str, credentials: Any, on_pull: Any, pod: Path) -> images.Image:
         self.pods.append(pod)
         self.asked.append((name, policy, credentials))
-        if waiting := self.errors.get(name):
+        if policy == "Always" or self.errors.get(name):
             on_pull()
+        if waiting := self.errors.get(name):
             raise waiting.pop(0)
         return images.Image(
             reference=name,
@@ -181,6 +182,19 @@ async def test_a_pull_that_fails_shows_itself_and_then_backs_off(world: World) -
     assert prepare.SHOW_ERROR_SECONDS < second.seconds <= prepare.FIRST_PULL_PAUSE_SECONDS
     assert len(world.store.asked) == 1
     assert [reason for reason, _ in world.recorder.told] == ["Pulling", "Failed", "Failed", "BackOff", "Failed"]
+
+
+async def test_each_try_of_a_pull_is_told_and_no_other_look(world: World) -> None:
+    """A pod that waits for something else asks for its image again each time; a kubelet tells of one pull."""
+    container = {"image": "reg/a", "envFrom": [{"configMapRef": {"name": "settings"}}]}
+    world.store.errors["reg/a"] = [errors.RegistryUnavailable("away")] * 2
+    for _ in range(3):
+        await world.waiting(container)
+        await world.waiting(container)
+        world.attempts.due.clear()
+    assert len(world.store.asked) == 4
+    pulls = [reason for reason, _ in world.recorder.told if reason in {"Pulling", "Pulled"}]
+    assert pulls == ["Pulling", "Pulling", "Pulling", "Pulled"]
 
 
 async def test_pauses_between_pulls_double_and_end_with_success(world: World) -> None:
