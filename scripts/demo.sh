@@ -12,6 +12,7 @@ progress_all=8
 as_alice() { tests/site/site run --user alice ctl -- "$@"; }
 cluster() { python3 -c "from tests import cluster; $1"; }
 title() { printf '\n--- %s\n' "$*"; }
+typed() { printf '[alice@ctl ~]$ %s\n' "$*"; }
 
 # An estimate: the first if the named thing is there already, else the second.
 either() { if compgen -G "$1" >/dev/null; then echo "$2"; else echo "$3"; fi; }
@@ -48,10 +49,26 @@ wait_ready() {
   done
 }
 
-run_example() { # file object condition
-  as_alice kubectl delete --ignore-not-found -f - <"examples/$1" >/dev/null
-  # The examples say "busybox:1"; this cluster reaches no registry but its own.
-  sed 's|image: |&ctl:5000/|' "examples/$1" | as_alice kubectl apply -f -
+# The cluster's hosts do not see this checkout, and reach no registry but their own, while the examples say "busybox:1".
+give_examples() {
+  local file
+  for file in examples/*.yaml; do
+    {
+      echo "# A copy of HPK's $file.  Its images are of this cluster's registry, ctl:5000."
+      sed 's|image: |&ctl:5000/|' "$file"
+    } | as_alice sh -c "mkdir -p examples; cat >$file"
+  done
+}
+
+run_examples() {
+  give_examples
+  run_example hello pod/hello jsonpath={.status.phase}=Succeeded
+  run_example parallel-job job/parallel condition=Complete
+}
+
+run_example() { # name object condition
+  as_alice kubectl delete --ignore-not-found -f "examples/$1.yaml" </dev/null >/dev/null
+  as_alice kubectl apply -f "examples/$1.yaml" </dev/null | tee "$progress_logs/applied-$1"
   as_alice kubectl wait "$2" "--for=$3" --timeout=180s </dev/null || {
     as_alice kubectl describe "$2" </dev/null
     return 1
@@ -61,6 +78,7 @@ run_example() { # file object condition
 # Each pod with its Slurm job, as Slurm tells it.
 pods_and_jobs() { # label selector or pod name
   local pod uid job
+  printf '\n'
   printf '%-18s %-10s %-8s %-6s %s\n' POD PHASE "SLURM JOB" NODE STATE
   as_alice kubectl get pods "$@" --no-headers \
     -o custom-columns=N:.metadata.name,P:.status.phase,U:.metadata.uid </dev/null >"$progress_logs/pods"
@@ -70,6 +88,7 @@ pods_and_jobs() { # label selector or pod name
     printf '%-18s %-10s %-9s %-6s %s\n' "$pod" "$phase" "$(field JobId "$job")" "$(field NodeList "$job")" \
       "$(field JobState "$job")"
   done <"$progress_logs/pods"
+  printf '\n'
 }
 
 field() { grep -oE "(^| )$1=[^ ]*" <<<"$2" | cut -d= -f2; }
@@ -86,20 +105,29 @@ stage "$(either "$cache/site/rootfs*" 15 780)" "The simulated Slurm cluster: ctl
 stage 10 "alice installs HPK: apptainer run hpk.sif install" install_hpk
 stage 1 "alice submits it: sbatch hpk.sbatch" submit
 stage 10 "Kubernetes comes up: waiting for the node" wait_ready
-stage 15 "Two examples: kubectl apply" eval 'run_example hello.yaml pod/hello jsonpath={.status.phase}=Succeeded &&
-  run_example parallel-job.yaml job/parallel condition=Complete'
+stage 15 "Two examples: kubectl apply" run_examples
 
-title "kubectl get nodes"
+title "The whole Slurm cluster is one node"
+typed kubectl get nodes -o wide
 as_alice kubectl get nodes -o wide </dev/null
-title "examples/hello.yaml: two containers in one Slurm job"
+title "Two containers in one Slurm job"
+typed kubectl apply -f examples/hello.yaml
+cat "$progress_logs/applied-hello"
 pods_and_jobs hello
+typed kubectl logs hello --all-containers --prefix
 as_alice kubectl logs hello --all-containers --prefix </dev/null
-title "examples/parallel-job.yaml: ten pods, ten Slurm jobs, both compute nodes"
+title "Ten pods, ten Slurm jobs, both compute nodes"
+typed kubectl apply -f examples/parallel-job.yaml
+cat "$progress_logs/applied-parallel-job"
 pods_and_jobs -l job-name=parallel
+typed kubectl logs -l job-name=parallel --prefix --max-log-requests=10
 as_alice kubectl logs -l job-name=parallel --prefix --max-log-requests=10 </dev/null
-title "squeue: what runs now"
+title "What runs now"
+typed squeue
 as_alice squeue </dev/null
 cat <<'TEXT'
+
+alice's ~/examples are copies of those here, with ctl:5000/busybox:1 for busybox:1: this cluster reaches no other registry.
 
 --- Go on by hand
   tests/site/site run --user alice ctl -- bash -l    a shell on the login node, as the user; there:
