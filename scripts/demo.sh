@@ -133,7 +133,9 @@ alice's ~/examples are copies of those here, with ctl:5000/busybox:1 for busybox
   tests/site/site run --user alice ctl -- bash -l    a shell on the login node, as the user; there:
     kubectl get pods -A; squeue; sinfo                 Kubernetes' view and Slurm's
     kubectl run -it --rm sh --image=ctl:5000/busybox:1 -- sh
-    kubectl create deployment web --image=ctl:5000/agnhost:2 -- /agnhost netexec    its registry has busybox:1, python:3, too
+    kubectl create deployment web --image=ctl:5000/python:3 -- python3 -um http.server 8080
+    kubectl logs deploy/web; kubectl exec -it deploy/web -- sh
+    kubectl apply -f examples/hello.yaml               ctl:5000 has busybox:1, python:3 and agnhost:2
     hpk status; hpk down; hpk up
   tests/site/site down                               stop the simulated cluster
   make cases; make bench; make test                  what else there is

@@ -63,3 +63,12 @@ def test_the_commands_that_it_shows_find_their_files(demo: list[str], tmp_path: 
         assert not re.search(r"image: (?!ctl:5000/)", copy)
         assert f"apply {name}" in demo
     assert [line for line in demo if "copies" in line and "ctl:5000/busybox:1 for busybox:1" in line]
+
+
+def test_the_deployment_that_it_suggests_has_a_shell(demo: list[str]) -> None:
+    """README goes on with `kubectl exec -it deploy/web -- sh`; agnhost's image has none."""
+    (line,) = (line for line in demo if "create deployment" in line)
+    image = re.search(r"--image=ctl:5000/(\S+)", line)
+    assert image is not None
+    assert image[1] in {"busybox:1", "python:3"}
+    assert [line for line in demo if "kubectl exec -it deploy/web -- sh" in line]
