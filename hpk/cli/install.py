@@ -38,7 +38,7 @@ def run(settings: config.Settings, *, bin_directory: Path, is_forced: bool) -> i
     for line in lines:
         print(line)
     path = os.environ.get("USER_PATH") or os.environ.get("PATH", "")  # Apptainer keeps the host's under another name
-    if str(bin_directory) not in path.split(os.pathsep):
+    if str(bin_directory) not in map(os.path.normpath, path.split(os.pathsep)):
         print(f"Add {bin_directory} to your PATH:  export PATH={bin_directory}:$PATH")
     print("Look through ~/hpk.sbatch, then:  hpk up   (or: sbatch ~/hpk.sbatch)")
     return 0

@@ -77,6 +77,12 @@ def test_a_life() -> None:
     assert leftovers() == ""
 
 
+def test_install_by_the_command_itself_knows_the_hosts_path() -> None:
+    """What `which hpk` finds is not asked for."""
+    assert "to your PATH" not in bob(f"PATH=$HOME/.local/bin:$PATH {HPK} install")
+    assert "to your PATH" in bob(f"PATH=/usr/bin:/bin {HPK} install")
+
+
 def test_kubectl_in_the_image_sees_the_users_files() -> None:
     """Wherever they are, however they are spelled: in the middle of an argument, and for writing too."""
     create = f"{HPK} kubectl create configmap c --dry-run=client"

@@ -151,6 +151,14 @@ def test_a_directory_may_have_any_name(launcher: ModuleType) -> None:
     ]
 
 
+def test_the_container_knows_the_hosts_path(launcher: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hpk install` looks there for its own directory; in the container PATH is the image's."""
+    monkeypatch.setenv("PATH", "/usr/bin:/home/alice/.local/bin")
+    made = launcher.environment("socket", "state", "hpk.sif", "config")
+    assert made["APPTAINERENV_USER_PATH"] == "/usr/bin:/home/alice/.local/bin"
+    assert "APPTAINERENV_PATH" not in made
+
+
 class Command:
     """The launcher, with an Apptainer that writes down how it was called."""
 

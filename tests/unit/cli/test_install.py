@@ -43,11 +43,12 @@ def test_everything_is_put_in_place(home: Path, capsys: pytest.CaptureFixture[st
     assert "export PATH=" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("end", ["", "/"])
 def test_a_path_that_is_set_is_not_asked_for(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: str
 ) -> None:
     """It is the host's that counts; in a container Apptainer calls that USER_PATH."""
-    monkeypatch.setenv("USER_PATH", f"/usr/bin:{home}/.local/bin")
+    monkeypatch.setenv("USER_PATH", f"/usr/bin:{home}/.local/bin{end}")
     run(home)
     assert "export PATH=" not in capsys.readouterr().out
 
