@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpk import errors
 from hpk.pods import admit, bind, fit, lanes, runtime, schedule, warning
+from hpk.slurm import flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -123,7 +124,21 @@ class Reviews:
 def _advice(asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
     """Return what the pod's maker may not expect of a pod that will run."""
     shortened = warning.shortened(asked.pod, asked.options, cluster.capacity)
-    return [text for text in (admit.unread(asked.pod), shortened) if text]
+    found = (admit.unread(asked.pod), shortened, _held_nodes(asked.options))
+    return [text for text in found if text]
+
+
+def _held_nodes(options: Mapping[str, str | None]) -> str | None:
+    """Return what becomes of a job's other nodes: no refusal, for a container may start programs there itself."""
+    if option := flags.several_nodes(options):
+        return f"{option}: the pod's containers run on the first of its job's nodes; the others are held for it"
+    tasks = options.get("ntasks") or ""
+    if "nodes" not in options and tasks.isdecimal() and int(tasks) > 1:
+        return (
+            f"--ntasks={tasks}: Slurm may take several nodes for that, and the pod's containers run on the first of "
+            "them; add --nodes=1, or ask for CPUs instead"
+        )
+    return None
 
 
 def _of_bound(raw: Object, old: Object) -> str | None:

@@ -183,6 +183,15 @@ def layered(*layers: Mapping[str, str | None]) -> dict[str, str | None]:
     return made
 
 
+def several_nodes(options: Mapping[str, str | None]) -> str | None:
+    """Return the option that gives the job more than one node, or may; None if there is none."""
+    nodes, names = options.get("nodes") or "", options.get("nodelist") or ""
+    if any(int(number) > 1 for number in re.findall(r"\d+", nodes)):
+        return f"--nodes={nodes}"
+    is_file = "/" in names
+    return f"--nodelist={names}" if not is_file and re.search(r",|\[[^]]*[,-]", names) else None
+
+
 def _replaced(layer: Mapping[str, str | None], made: Mapping[str, str | None]) -> set[str]:
     """Return the options that cannot stand beside those of the layer, such as are in ``made``."""
     found = {other for name in layer for group in EXCLUSIVE if name in group for other in group}

@@ -115,6 +115,34 @@ def test_a_grace_longer_than_the_time_limit_allows_is_told() -> None:
     assert reviews().review("Job", made) == (None, [f"pods of this Job: {text}"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--nodes=2", "--nodes=2: the pod's containers run on the first of its job's nodes; the others are held"),
+        ("-N 1-4", "--nodes=1-4: the pod's"),
+        ("-w c1,c2", "--nodelist=c1,c2: the pod's"),
+        ("--nodelist=c[1-2]", "--nodelist=c[1-2]: the pod's"),
+        ("--nodes=1", ""),
+        ("--nodelist=c1", ""),
+        ("--nodelist=./nodes,of-mine", ""),
+        (
+            "-n 8",
+            "--ntasks=8: Slurm may take several nodes for that, and the pod's containers run on the first of them",
+        ),
+        ("-n 8 -N 1", ""),
+        ("-n 1", ""),
+    ],
+)
+def test_nodes_that_a_job_holds_for_nothing_are_told(flags: str, words: str) -> None:
+    """A container may start programs there itself, so it is no refusal; who applies a workload hears it as well."""
+    pod = raw(flags)
+    refusal, warnings = reviews().review("Pod", pod)
+    assert (refusal, len(warnings)) == (None, bool(words))
+    assert all(text.startswith(words) for text in warnings)
+    made = {"metadata": {"name": "w", "namespace": "ns"}, "spec": {"template": pod}}
+    assert reviews().review("Job", made) == (None, [f"pods of this Job: {text}" for text in warnings])
+
+
 @pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
 def test_who_applies_a_workload_is_warned_of_its_pods(kind: str) -> None:
     """The workload itself is nobody's to refuse."""
