@@ -17,7 +17,7 @@
     └── Fatal                the program cannot go on; says what to do
 
 A message names what could not be done, why, and what would help:
-"Cannot submit pod a/b: sbatch: invalid partition 'gpuu' (known: gpu, cpu)".
+"Cannot submit pod a/b: sbatch: invalid partition 'gpuu' (known: cpu, gpu)".
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ MPI_FLAGS = ("slurm.hpk.io/mpi-flags", "slurm-job.hpk.io/mpi-flags", "slurm-job.
 EPHEMERAL = "spec.ephemeralContainers"
 
 ONE_ID = (
-    ": your account has no subordinate ids on this site, so a pod has one id only"
-    " (ask your administrator for entries in /etc/subuid and /etc/subgid)"
+    " is not supported (your account has no subordinate ids on this site, so a pod has one id only; ask your"
+    " administrator for entries in /etc/subuid and /etc/subgid)"
 )
 
 
@@ -218,7 +218,7 @@ def _container_security(container: v1.Container, cluster: Cluster) -> list[str]:
     where = f"container {container.name}: securityContext"
     problems = _selinux(where, context, cluster)
     if context.privileged:
-        problems.append(f"{where}.privileged: a pod has no privilege over the compute node")
+        problems.append(f"{where}.privileged is not supported (a pod has no privilege over the compute node)")
     return problems
 
 

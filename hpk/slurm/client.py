@@ -199,7 +199,7 @@ class Slurm:
             except errors.SlurmUnavailable:
                 known = ()
             if known:
-                text += f" (known: {', '.join(known)})"
+                text += f" (known: {', '.join(sorted(known))})"
         return errors.JobRefused(text)
 
     async def jobs(self) -> dict[str, model.Job]:

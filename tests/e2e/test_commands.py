@@ -126,4 +126,4 @@ def test_what_is_wrong_is_said(settings: str, words: str) -> None:
 def test_up_says_what_sbatch_says() -> None:
     """Wrong options end in sbatch's own words, with what would be right."""
     assert "invalid partition specified: nosuch" in (told := bob(f"{HPK} up --partition=nosuch", code=1))
-    assert "(known: main, gpu, service)" in told
+    assert "(known: gpu, main, service)" in told

@@ -92,7 +92,7 @@ IMAGES = {
         (
             "partition",
             pods.pod("partition", flags="-p nosuch"),
-            r"invalid partition specified: nosuch.*\(known: main, gpu",
+            r"invalid partition specified: nosuch.*\(known: gpu, main",
         ),
         ("feature", pods.pod("feature", flags="--constraint=nosuch"), r"Invalid feature specification"),
         ("node", pods.pod("node", flags="--nodelist=nosuch"), r"(?i)invalid node name"),

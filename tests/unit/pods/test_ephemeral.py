@@ -110,7 +110,7 @@ async def test_what_cannot_be_given_is_refused_although_the_webhook_was_away(wor
     await test_worker.running(world)
     debug(world, securityContext={"privileged": True})
     await world.until(lambda: waiting(world)[0] == "UnsupportedField")
-    assert "container d: securityContext.privileged: a pod has no privilege" in waiting(world)[1]
+    assert "container d: securityContext.privileged is not supported (a pod has no privilege" in waiting(world)[1]
     assert world.preparer.asked_for == []
     assert world.status()["phase"] == "Running"
 

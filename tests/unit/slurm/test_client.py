@@ -32,9 +32,10 @@ async def test_lasting_refusals(name: str) -> None:
 
 
 async def test_a_wrong_partition_names_the_right_ones() -> None:
-    """The user reads which partitions there are."""
-    talk = fake.Conversation(("sbatch", fake.refusal(fake.REFUSALS["partition"])), ("sinfo", SINFO))
-    with pytest.raises(errors.JobRefused, match=r"invalid partition specified: nosuch; .* \(known: main\)"):
+    """The user reads which partitions there are, in the order in which `kubectl apply` names them."""
+    answer = SINFO + SINFO.replace("main", "gpu")
+    talk = fake.Conversation(("sbatch", fake.refusal(fake.REFUSALS["partition"])), ("sinfo", answer))
+    with pytest.raises(errors.JobRefused, match=r"invalid partition specified: nosuch; .* \(known: gpu, main\)"):
         await client.Slurm(talk).submit("#!/bin/sh\n", directory=HOME)
 
 
