@@ -48,17 +48,22 @@ source_of() { # folder package
   echo "$copy"
 }
 
+# Run go without a line for each module that it fetches: the last of them would stand for minutes while it compiles.
+quietly() { # command...
+  { "$@" 2>&1 >&3 | sed -u '/^go: downloading /d' >&2; } 3>&1
+}
+
 build() { # name folder package cgo flags minutes
   local name=$1 folder=$2 package=$3 cgo=$4 flags=$5 minutes=$6 key file source
   key=$(cat <(find "$here/$folder" -type f -print0 | LC_ALL=C sort -z | xargs -0 cat) <(echo "$package $cgo $flags $(go env GOVERSION GOARCH)") | sha256sum | cut -c1-16)
   file=$cache/$name-$key
   if [ ! -x "$file" ]; then
-    echo "build: $name (about $minutes minutes on two cores) ..." >&2
+    echo "build: $name, $turn of $turns (about $minutes minutes on two cores) ..." >&2
     mkdir -p "$cache"
     source=$(source_of "$folder" "$package")
     local how=(build -buildvcs=false)
     [ "$package" = "${package#test:}" ] || how=(test -c -vet=off)
-    (cd "$source" && CGO_ENABLED=$cgo go "${how[@]}" -mod=readonly -trimpath -ldflags "$flags" -o "$file.$$" "${package#test:}")
+    (cd "$source" && CGO_ENABLED=$cgo quietly go "${how[@]}" -mod=readonly -trimpath -ldflags "$flags" -o "$file.$$" "${package#test:}")
     mv "$file.$$" "$file"
     [ "$source" = "$here/$folder" ] || rm -rf "$source"
   fi
@@ -74,8 +79,10 @@ wanted=${*:-$known}
 for name in $wanted; do
   grep -qw -- "$name" <<<"$known" || { echo "build: no component '$name' (known:" $known")" >&2; exit 2; }
 done
+turn=0 turns=$(wc -w <<<"$wanted")
 while IFS='|' read -r name folder package cgo flags minutes; do
   name=$(xargs <<<"$name")
   [ -n "$name" ] && grep -qw -- "$name" <<<"$wanted" || continue
+  turn=$((turn + 1))
   build "$name" "$(xargs <<<"$folder")" "$(xargs <<<"$package")" "$(xargs <<<"$cgo")" "$(xargs <<<"$flags")" "$(xargs <<<"$minutes")"
 done <<<"$table"

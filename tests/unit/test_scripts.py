@@ -419,6 +419,33 @@ def test_the_settings_file_counts_where_nothing_else_is_said(tmp_path: Path) -> 
     assert (tmp_path / "begun").exists()
 
 
+GO = """#!/bin/sh
+if [ "$1" = env ]; then echo go1.26; exit; fi
+[ "$CGO_ENABLED" = 0 ] || exit 2
+echo "go: downloading k8s.io/api v0.37.2" >&2
+while [ "$1" != -o ]; do shift; done
+case $2 in *kubectl*) echo "main.go:1: a fault" >&2; exit 1 ;; esac
+echo program >"$2"; chmod 755 "$2"
+"""
+
+
+def test_a_build_says_what_is_built_and_not_what_go_fetches(tmp_path: Path) -> None:
+    """The last line stands in a stage's progress for as long as Go compiles, which may be ten minutes."""
+    (tmp_path / "go").write_text(GO)
+    (tmp_path / "go").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HPK_CACHE": str(tmp_path / "cache")}
+    argv = [ROOT / "controlplane/build.sh", tmp_path / "out", "etcd", "kube-apiserver", "kubectl"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "build: etcd, 1 of 3 (about 1.5 minutes on two cores) ...",
+        "build: kube-apiserver, 2 of 3 (about 10 minutes on two cores) ...",
+        "build: kubectl, 3 of 3 (about 3 minutes on two cores) ...",
+        "main.go:1: a fault",
+    ]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["etcd", "kube-apiserver"]
+
+
 STAGES = f". {ROOT}/scripts/progress.sh; progress_all=1"
 
 
