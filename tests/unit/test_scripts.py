@@ -434,7 +434,7 @@ def test_a_build_says_what_is_built_and_not_what_go_fetches(tmp_path: Path) -> N
     (tmp_path / "go").write_text(GO)
     (tmp_path / "go").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HPK_CACHE": str(tmp_path / "cache")}
-    argv = [ROOT / "controlplane/build.sh", tmp_path / "out", "etcd", "kube-apiserver", "kubectl"]
+    argv = [str(ROOT / "controlplane/build.sh"), str(tmp_path / "out"), "etcd", "kube-apiserver", "kubectl"]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [

@@ -237,7 +237,7 @@ def test_a_warning_while_the_prelude_runs_reaches_the_agent(tmp_path: Path) -> N
     agent = f"trap 'touch heard' {jobdir.WARNING_SIGNAL}; touch claim; until [ -e heard ]; do sleep 0.01; done; exit 7"
     commands = sandbox.Commands(start=["bash", "-c", agent], scratch=f"{tmp_path}/hpk-0b4e", clean=["true"])
     where = site(prelude="touch up; until [ -e go ]; do sleep 0.01; done")
-    text = script.render(translate.job_plan(pod(), site=where, directory=DIRECTORY, commands=commands))
+    text = script.render(translate.job_plan(admitted(pod()), site=where, directory=DIRECTORY, commands=commands))
     argv = ["env", "--default-signal", "bash", "-c", text]
     job = subprocess.Popen(argv, env=ENVIRONMENT, start_new_session=True, cwd=tmp_path)
     try:
