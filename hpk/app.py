@@ -19,13 +19,14 @@ from hpk.aio import forever, memory, service, signals
 from hpk.controlplane import plane
 from hpk.kube import client, informer
 from hpk.network import sandbox, warm
-from hpk.node import host, lease, node
+from hpk.node import host, lease, node, nodestatus
 from hpk.pods import (
     bind,
     events,
     watch,
 )
 from hpk.slurm import client as slurm_client
+from hpk.slurm import runner
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -151,7 +152,7 @@ async def _meet_slurm(
     """
     if settings.gateway is None:
         raise errors.Fatal("Cannot reach Slurm: HPK_GATEWAY is not set; start the program by hpk.sbatch or 'hpk up'")
-    slurm = slurm_client.Slurm(slurm_client.Gateway(settings.gateway))
+    slurm = slurm_client.Slurm(runner.Gateway(settings.gateway))
     site = await _patiently(lambda: slurm.site(apptainer=settings.apptainer))
     cluster = slurm_cluster.Cluster(
         slurm,
@@ -221,12 +222,14 @@ async def _merge(document: bytes, *, instead: str) -> None:
             return
 
 
-def _node_facts(settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]) -> node.Facts:
+def _node_facts(
+    settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]
+) -> nodestatus.Facts:
     machine = host.read(
         identity=control_plane.ca_pem.decode(),
         os_image=f"Slurm {site.get('slurm_version') or 'of unknown version'}",
     )
-    return node.Facts(
+    return nodestatus.Facts(
         name=settings.node_name,
         host=machine,
         address=control_plane.api_address,

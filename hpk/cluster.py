@@ -10,7 +10,7 @@ import structlog
 
 from hpk import errors
 from hpk.kube import quantity
-from hpk.node import node, view
+from hpk.node import nodestatus, view
 from hpk.pods import admit
 from hpk.slurm import flags as slurm_flags
 
@@ -43,7 +43,7 @@ class Cluster:
     def __init__(
         self,
         slurm: client.Slurm,
-        facts: node.Facts,
+        facts: nodestatus.Facts,
         flags: Mapping[str, str | None] | None = None,
         *,
         has_subordinate_ids: bool = True,
@@ -90,7 +90,7 @@ class Cluster:
 
     def for_pods(self) -> admit.Cluster:
         """Return what pods are measured against."""
-        offered = {} if self.capacity is None else node.resources(self.facts, self.capacity)
+        offered = {} if self.capacity is None else nodestatus.resources(self.facts, self.capacity)
         made = self._view()
         return admit.Cluster(
             name=self.facts.name,

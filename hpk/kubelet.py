@@ -16,7 +16,7 @@ from hpk.kube import client, informer
 from hpk.link import doorbell
 from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
-from hpk.node import auth, configz, imagefs, node
+from hpk.node import auth, configz, imagefs, node, nodestatus
 from hpk.node import server as node_server
 from hpk.pods import agents, events, gate, prepare, report, review, services, source, submit, translate, watch
 from hpk.slurm import poller
@@ -217,17 +217,17 @@ class Kubelet:
             reviews=self.reviews,
         )
 
-    def _observe(self) -> node.Observation:
+    def _observe(self) -> nodestatus.Observation:
         cluster = self._cluster
         snapshot = self._poller.snapshot
         answers = [at for at in (cluster.answered_at, snapshot.answered_at if snapshot else None) if at is not None]
-        ready = node.readiness(
+        ready = nodestatus.readiness(
             now=time.time(),
             started_at=cluster.started_at,
             answered_at=max(answers, default=None),
             error=str(self._poller.error or cluster.error or ""),
         )
-        return node.Observation(
+        return nodestatus.Observation(
             capacity=cluster.capacity,
             readiness=ready,
             images=self._image_fs.images,

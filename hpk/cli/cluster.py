@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpk import errors
 from hpk.cli import reach
-from hpk.node import node as nodes
+from hpk.node import nodestatus
 
 if TYPE_CHECKING:
     from hpk import config
@@ -71,7 +71,7 @@ def _condition(node: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _trouble(node: dict[str, Any]) -> str:
-    found = _condition(node, nodes.TROUBLE)
+    found = _condition(node, nodestatus.TROUBLE)
     return str(found.get("message") or "") if found.get("status") == "True" else ""
 
 

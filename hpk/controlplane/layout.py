@@ -24,7 +24,7 @@ BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout:  # long: one name for each file
     """Where everything is; pure, nothing is created by looking.
 
     Under ``<state>/state``, all of it 0700 and 0600::

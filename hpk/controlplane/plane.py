@@ -39,6 +39,7 @@ from hpk.controlplane import (
 )
 from hpk.controlplane import layout as layouts
 from hpk.slurm import client as slurm_client
+from hpk.slurm import runner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -195,7 +196,7 @@ async def prepared(
 
 def _locked(settings: config.Settings, root: Path) -> contextlib.AbstractAsyncContextManager[lock.Lock]:
     """The state directory as this job's."""
-    ask = slurm_client.Slurm(slurm_client.Gateway(settings.gateway)).jobs if settings.gateway else None
+    ask = slurm_client.Slurm(runner.Gateway(settings.gateway)).jobs if settings.gateway else None
     started_at = os.environ.get("SLURM_JOB_START_TIME", "")
     return lock.locked(
         root,

@@ -8,7 +8,7 @@
     references/<hash>.json  one reference: the digest that its registry gave, and the manifest that was chosen;
                             of an image that was pulled by its tag there are two, by the tag and by the digest
     uses/                   which pods use which image (see `uses`)
-    tmp/<host>-<pid>-<x>/   a pull under way; x is random, since two containers of a host may have the same pids
+    tmp/                    pulls under way (see `workspace`)
 
 Several processes on several hosts may share it: every file appears by a rename and is never changed afterwards, and
 nothing is locked, since shared file systems often cannot.  Who pulls what another pulls at the same time does the
@@ -21,8 +21,6 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
-import socket
 import struct
 import time
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ from hpk import jobdir
 from hpk.images import image
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from hpk.images import reference
@@ -45,9 +43,6 @@ _MAGIC: Final = 0x73717368
 _KEY: Final = re.compile(r"sha(256|384|512)-[0-9a-f]+")
 """Files of other names are not the cache's."""
 _TOUCH_SECONDS: Final = 60.0
-_CRASHED_SECONDS: Final = 3600.0
-"""A pull's directory whose process is gone is kept this long: it may live in a PID namespace that is not ours."""
-_ABANDONED_SECONDS: Final = 2 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +62,6 @@ class Cache:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._host = socket.gethostname()
         self._checked: dict[str, tuple[tuple[int, ...], tuple[int, ...], Stored]] = {}
         """What was found by each name, and what its two files, the reference's and the image's, were then."""
 
@@ -160,7 +154,7 @@ class Cache:
     def references(self) -> list[Stored]:
         """Return all references whose image is there, by name."""
         found = []
-        for file in sorted(self._list("references")):
+        for file in sorted(_files(self._directory / "references")):
             link = _read_object(file)
             if link is not None:
                 stored = self.load(
@@ -179,7 +173,7 @@ class Cache:
         """
         names: dict[str, list[str]] = {}
         pinned: set[str] = set()
-        for file in sorted(self._list("references")):
+        for file in sorted(_files(self._directory / "references")):
             link = _read_object(file)
             if link is not None:
                 key = self.file(str(link.get("manifest"))).stem
@@ -191,7 +185,7 @@ class Cache:
     def sizes(self) -> dict[str, int]:
         """Return the size of each image that is there, by key."""
         found = {}
-        for file in self._list("."):
+        for file in _files(self._directory):
             if _KEY.fullmatch(file.stem) and file.suffix == ".json":
                 with contextlib.suppress(OSError):
                     found[file.stem] = file.with_suffix(".sqfs").stat().st_size
@@ -240,7 +234,7 @@ class Cache:
         if not is_back:
             (self._directory / f"{key}.sqfs").unlink(missing_ok=True)
             (self._directory / f"{key}.used").unlink(missing_ok=True)
-            for file in self._list("references"):
+            for file in _files(self._directory / "references"):
                 link = _read_object(file)
                 if link is not None and self.file(str(link.get("manifest"))).stem == key:
                     file.unlink(missing_ok=True)
@@ -256,7 +250,7 @@ class Cache:
 
         One that is used was condemned by a process that died before it looked again: it is taken back.
         """
-        for file in self._list("."):
+        for file in _files(self._directory):
             if file.stem in used:
                 if file.suffix == ".condemned" and not self._is_back(file.stem):
                     self.reprieve(file.stem)
@@ -269,40 +263,15 @@ class Cache:
                 if is_orphan and file.stat().st_ctime < older_than:
                     file.unlink()
 
-    @contextlib.contextmanager
-    def workspace(self) -> Iterator[Path]:
-        """Make a directory for one pull, on the cache's file system; it is removed afterwards, come what may.
-
-        Raises:
-            OSError: The file system refused.
-        """
-        self._sweep()
-        path = self._directory / "tmp" / f"{self._host}-{os.getpid()}-{os.urandom(4).hex()}"
-        jobdir.make_directory(str(path))
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        """Remove what crashed pulls left behind."""
-        now = time.time()
-        for path in self._list("tmp"):
-            host, _, rest = path.name.rpartition("-")[0].rpartition("-")
-            is_crashed = host == self._host and rest.isdecimal() and not _is_alive(int(rest))
-            with contextlib.suppress(OSError):
-                written_at = max(one.stat().st_mtime for one in (path, *path.iterdir()))  # a layer may take hours
-                if now - written_at > (_CRASHED_SECONDS if is_crashed else _ABANDONED_SECONDS):
-                    shutil.rmtree(path, ignore_errors=True)
-
-    def _list(self, name: str) -> list[Path]:
-        try:
-            return list((self._directory / name).iterdir())
-        except FileNotFoundError:
-            return []
-
     def _reference_file(self, name: str) -> Path:
         return self._directory / "references" / f"{hashlib.sha256(name.encode()).hexdigest()[:40]}.json"
+
+
+def _files(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def _told(names: Collection[str]) -> list[str]:
@@ -340,13 +309,3 @@ def _read_object(file: Path) -> Mapping[str, Any] | None:
     except OSError:
         return None
     return found
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -23,6 +23,7 @@ import structlog
 from hpk import errors
 from hpk.images import answers, authorization, bounds, cache, collect, flights, image, reference, registry, sif, uses
 from hpk.images import credentials as docker_config
+from hpk.images import workspace as workspaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -283,7 +284,7 @@ class ImageStore:
         layers: Sequence[manifest.Descriptor],
         config: image.ImageConfig,
     ) -> None:
-        async with _in_thread(self._cache.workspace()) as workspace:
+        async with _in_thread(workspaces.made(self._directory)) as workspace:
             started = time.monotonic()
             files = {layer.digest: workspace / layer.digest.replace(":", "-") for layer in layers}
             await self._download(access, layers=layers, files=files)

@@ -9,7 +9,7 @@ import structlog
 
 from hpk import errors
 from hpk.images import collect
-from hpk.node import node, pressure
+from hpk.node import nodestatus, pressure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class ImageFs:
     def __init__(
         self, store: store.ImageStore, *, directory: Path, others: Sequence[Path], knows_pods: asyncio.Event
     ) -> None:
-        self.images: tuple[node.Image, ...] = ()
+        self.images: tuple[nodestatus.Image, ...] = ()
         self.pressure = ""
         self._store, self._directory, self._others, self._knows_pods = store, directory, others, knows_pods
 
@@ -70,7 +70,7 @@ class ImageFs:
         except (errors.HpkError, OSError) as error:
             LOG.warning("Cannot list the images", error=str(error))
         else:
-            self.images = tuple(node.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
+            self.images = tuple(nodestatus.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
         why = await asyncio.to_thread(pressure.measure, [self._directory], may_be_anothers=True)
         if why and self._knows_pods.is_set() and self._store.collector:
             try:

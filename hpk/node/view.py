@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpk.kube import quantity, selectors
-from hpk.node import node
+from hpk.node import nodestatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from decimal import Decimal
 
-OURS = frozenset({"cpu", "memory", "pods", "ephemeral-storage", *node.EXTENDED_RESOURCES.values()})
+OURS = frozenset({"cpu", "memory", "pods", "ephemeral-storage", *nodestatus.EXTENDED_RESOURCES.values()})
 """Resources that the kubelet itself publishes."""
 
 
@@ -37,15 +37,15 @@ class View:
     extended: Mapping[str, Decimal] = field(default_factory=dict)
 
 
-def of(raw: dict[str, Any] | None, facts: node.Facts) -> View:
+def of(raw: dict[str, Any] | None, facts: nodestatus.Facts) -> View:
     """Return the view of the API server's node, or of what the kubelet will create."""
     if raw is None:
-        return View(labels=node.labels(facts))
+        return View(labels=nodestatus.labels(facts))
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     # As a kubelet does, what is added to the capacity alone is all allocatable.
     offered = {**(status.get("capacity") or {}), **(status.get("allocatable") or {})}
     return View(
-        labels={**node.labels(facts), **(raw["metadata"].get("labels") or {})},
+        labels={**nodestatus.labels(facts), **(raw["metadata"].get("labels") or {})},
         taints=tuple(msgspec.convert(spec.get("taints") or [], list[selectors.Taint])),
         is_unschedulable=bool(spec.get("unschedulable")),
         trouble=_trouble(status.get("conditions") or []),

@@ -53,12 +53,10 @@ class Allocation:
     Attributes:
         job_id: The Slurm job that holds the resources.
         uid: The pod's, by which its job is known: a Slurm that was set up anew counts its jobs from 1 again.
-        is_own: Whether the job was made for this pod alone, and is to end with it.
     """
 
     job_id: str
     uid: str = ""
-    is_own: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

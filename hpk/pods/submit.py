@@ -135,7 +135,7 @@ class JobPerPod:
         Raises:
             errors.SlurmUnavailable: Not now, or Slurm does not say whose the number is.
         """
-        if allocation.is_own and await self._has_number(allocation):
+        if await self._has_number(allocation):
             await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
             self.hurry()
 
@@ -151,7 +151,7 @@ class JobPerPod:
 
     async def ask_to_end(self, allocation: model.Allocation) -> None:
         """Send the job's script the signal that asks its agent to end the pod; never another pod's."""
-        if allocation.is_own and await self._has_number(allocation):
+        if await self._has_number(allocation):
             await self._slurm.cancel(allocation.job_id, signal=str(jobdir.END_SIGNAL))
 
     async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:

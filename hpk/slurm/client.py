@@ -1,155 +1,31 @@
-"""The gateway's asyncio client, and Slurm by way of it."""
+"""Slurm's commands as calls, and what their answers mean."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hpk import errors
-from hpk.host import protocol
 from hpk.slurm import model, parse, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sized
     from pathlib import Path
 
-QUERY_SECONDS = 30.0
+    from hpk.slurm import runner
+
 SUBMIT_SECONDS = 60.0
 """sbatch itself waits and tries again for a while when slurmctld is busy."""
 TUNNEL_SECONDS = 110.0
 """By each of its ways a tunnel may take half a minute, and may have to wait for another."""
-_SIGNALLED = 128
-"""A shell's exit code for a program that was killed by a signal is this and the signal's number."""
-_MOST_SIGNALS = 64
-MARGIN_SECONDS = 5.0
-"""The gateway ends a command that takes too long; this much later the client stops waiting for the gateway."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """How a command ended; ``end`` is ``exited``, ``timeout``, ``overflow`` or ``failed``, see the protocol."""
-
-    code: int
-    stdout: bytes = b""
-    stderr: bytes = b""
-    end: str = "exited"
-
-    @property
-    def text(self) -> str:
-        """Standard output; bytes that are not UTF-8 become surrogates."""
-        return self.stdout.decode("utf-8", "surrogateescape")
-
-    @property
-    def error(self) -> str:
-        """Standard error on one line, fit for an event."""
-        return parse.messages(self.stderr.decode("utf-8", "replace"))
-
-    @property
-    def has_no_say(self) -> bool:
-        """Whether it tells nothing of what was done: the command was killed, or ended without a word.
-
-        Slurm's SIGTERM to a job reaches every process of it; a wrapper in a shell makes 128 + signal of that.
-        """
-        return self.end != "exited" or self._signal > 0 or not self.error
-
-    @property
-    def _signal(self) -> int:
-        """The signal that killed the command, or a program that its wrapper in a shell ran; 0 if none did."""
-        if self.code < 0:
-            return -self.code
-        return self.code - _SIGNALLED if _SIGNALLED < self.code <= _SIGNALLED + _MOST_SIGNALS else 0
-
-    @property
-    def how(self) -> str:
-        """How the command ended, as the end of a sentence about it."""
-        ends = {"timeout": "gave no answer in time", "overflow": "printed too much"}
-        if self.end != "exited":
-            return ends.get(self.end, f"could not be followed to its end: {self.error}")
-        what = f"was killed by signal {self._signal}" if self._signal else f"ended with exit code {self.code}"
-        said = self.error or (f"printed {self.text.strip()[:200]!r}" if self.text.strip() else "said nothing")
-        return f"{what} ({said})"
-
-
-class Runner(Protocol):
-    """Whatever runs a Slurm command: the gateway, or a test's script of a conversation."""
-
-    async def run(
-        self,
-        command: str,
-        *arguments: str,
-        stdin: bytes = b"",
-        directory: Path | None = None,
-        timeout_seconds: float = QUERY_SECONDS,
-    ) -> Result:
-        """Run it.
-
-        Raises:
-            errors.SlurmUnavailable: It could not be run, or its answer was lost.
-        """
-        ...
-
-
-class Gateway:
-    """The client end of the gateway's socket; a connection for each request, so any number at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    async def run(
-        self,
-        command: str,
-        *arguments: str,
-        stdin: bytes = b"",
-        directory: Path | None = None,
-        timeout_seconds: float = QUERY_SECONDS,
-    ) -> Result:
-        """Run a command on the host; cancelling ends it there.
-
-        Raises:
-            errors.SlurmUnavailable: The gateway is away, refuses, or its answer was lost.
-        """
-        request = {
-            "command": command,
-            "arguments": arguments,
-            "stdin": len(stdin),
-            "directory": None if directory is None else str(directory),
-            "timeout_seconds": timeout_seconds,
-        }
-        message, sent = protocol.message(request, stdin), False
-        try:
-            async with asyncio.timeout(timeout_seconds + MARGIN_SECONDS):
-                reader, writer = await asyncio.open_unix_connection(str(self._path), limit=1 << 20)
-                try:
-                    sent = True
-                    writer.write(message)
-                    return await _answer(reader, command)
-                finally:
-                    writer.close()
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            why = "it does not answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-            raise errors.SlurmUnavailable(
-                f"Cannot run {command} through the gateway at {self._path}: {why}", may_have_succeeded=sent
-            ) from error
-
-
-async def _answer(reader: asyncio.StreamReader, command: str) -> Result:
-    (size,) = protocol.LENGTH.unpack(await reader.readexactly(protocol.LENGTH.size))
-    head = json.loads(await reader.readexactly(size))
-    stdout = await reader.readexactly(head["stdout"])
-    stderr = await reader.readexactly(head["stderr"])
-    if head["end"] == "refused":
-        why = stderr.decode("utf-8", "replace")
-        raise errors.SlurmUnavailable(f"Cannot run {command} through the gateway: {why}")
-    return Result(code=head["code"], stdout=stdout, stderr=stderr, end=head["end"])
 
 
 class Slurm:
     """Slurm's commands as calls; each is one command on the host, none is repeated by itself."""
 
-    def __init__(self, runner: Runner, *, uid: int | None = None) -> None:
+    def __init__(self, runner: runner.Runner, *, uid: int | None = None) -> None:
         self._runner = runner
         self._uid = os.getuid() if uid is None else uid
         self._partitions: tuple[str, ...] = ()
@@ -185,7 +61,7 @@ class Slurm:
             )
         raise await self._refusal(result)
 
-    async def _refusal(self, result: Result) -> errors.HpkError:
+    async def _refusal(self, result: runner.Result) -> errors.HpkError:
         text = result.error
         if refusals.is_passing(text):
             return errors.SlurmUnavailable(
@@ -381,14 +257,6 @@ class Slurm:
             await self.capacity()
         return self._partitions
 
-    async def controller_load(self) -> model.ControllerLoad:
-        """How busy slurmctld is.
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
-        """
-        return parse.controller_load((await self._query("sdiag")).text)
-
     async def kill_wait_seconds(self) -> int:
         """How long Slurm waits between SIGTERM and SIGKILL (KillWait of slurm.conf).
 
@@ -397,7 +265,7 @@ class Slurm:
         """
         return parse.kill_wait_seconds((await self._query("scontrol", "show", "config")).text)
 
-    async def _query(self, command: str, *arguments: str) -> Result:
+    async def _query(self, command: str, *arguments: str) -> runner.Result:
         result = await self._runner.run(command, *arguments)
         if result.end == "exited" and result.code == 0:
             return result
@@ -407,7 +275,7 @@ class Slurm:
         )
 
 
-def _check_read(result: Result, command: str, found: Sized) -> None:
+def _check_read(result: runner.Result, command: str, found: Sized) -> None:
     """Take an answer of which nothing can be read for none, not for an empty one: by that all jobs would be gone.
 
     Raises:

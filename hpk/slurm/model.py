@@ -191,18 +191,3 @@ class Capacity:
     def default_partition(self) -> str | None:
         """The partition of jobs that name none, if the site has one."""
         return next((name for name, partition in self.partitions.items() if partition.is_default), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControllerLoad:
-    """How busy slurmctld is, and with whom (sdiag).
-
-    Attributes:
-        calls: Remote procedure calls since the counters were last reset, by type.
-        calls_by_user: The same, by user name.
-    """
-
-    server_threads: int
-    agent_queue: int
-    calls: Mapping[str, int]
-    calls_by_user: Mapping[str, int]

@@ -303,33 +303,6 @@ def kill_wait_seconds(text: str) -> int:
     return int(found[1]) if found else 30
 
 
-def controller_load(text: str) -> model.ControllerLoad:
-    """What sdiag printed."""
-    calls: dict[str, int] = {}
-    users: dict[str, int] = {}
-    into: dict[str, int] | None = None
-    for line in text.splitlines():
-        if line.startswith("Remote Procedure Call statistics by message type"):
-            into = calls
-        elif line.startswith("Remote Procedure Call statistics by user"):
-            into = users
-        elif line and not line[0].isspace():
-            into = None
-        elif into is not None and (found := re.match(r"\s+(\S+)\s*\(\s*\d+\)\s+count:(\d+)", line)):
-            into[found[1]] = int(found[2])
-    return model.ControllerLoad(
-        server_threads=_labelled(text, "Server thread count"),
-        agent_queue=_labelled(text, "Agent queue size"),
-        calls=calls,
-        calls_by_user=users,
-    )
-
-
-def _labelled(text: str, label: str) -> int:
-    found = re.search(rf"^{re.escape(label)}:\s*(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
 def field(text: str, *, name: str) -> str | None:
     """The value of a line ``name=value`` in what ``scontrol show`` printed, or None."""
     found = re.search(rf"^ *{re.escape(name)}=(.*)$", text, re.MULTILINE)

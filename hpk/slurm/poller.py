@@ -81,7 +81,6 @@ class Poller:
     Attributes:
         snapshot: The last answer, or None if there was none yet.
         error: Why the last question had no answer; None if it had one.
-        questions: How many were asked; for metrics and tests.
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class Poller:
     ) -> None:
         self.snapshot: Snapshot | None = None
         self.error: errors.SlurmUnavailable | None = None
-        self.questions = 0
         self._source = source
         self._poll_seconds = self._pause_seconds = poll_seconds
         self._clock = clock
@@ -194,7 +192,6 @@ class Poller:
     async def _ask(self) -> None:
         asked_at = self._clock()
         self._due_at = planned_at = asked_at + self._pause_seconds
-        self.questions += 1
         try:
             jobs = await self._source.jobs()
         except Exception as error:  # noqa: BLE001 - text of a kind that no Slurm has printed yet must not end the kubelet

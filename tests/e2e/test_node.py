@@ -18,7 +18,7 @@ import pytest
 from hpk import config, jobdir
 from hpk.controlplane import apiserver, layout, plane
 from hpk.kube import client
-from hpk.node import auth, host, lease, node, server
+from hpk.node import auth, host, lease, node, nodestatus, server
 from tests.fakes import pods as fakes
 from tests.fakes import sessions
 
@@ -118,7 +118,7 @@ async def _world(state: Path, binaries: dict[str, str]) -> AsyncIterator[World]:
             await client.Kube.from_kubeconfig(ours.layout.kubeconfig("admin")) as admin,
         ):
             pods = fakes.FakePods()
-            facts = node.Facts(
+            facts = nodestatus.Facts(
                 name="hpk",
                 host=host.read(identity="test"),
                 address=ours.api_address,
@@ -128,7 +128,7 @@ async def _world(state: Path, binaries: dict[str, str]) -> AsyncIterator[World]:
                 max_pods=1000,
                 taints=({"key": "example.com/only", "effect": "PreferNoSchedule"},),
             )
-            controller = node.NodeController(kubelet, facts, lambda: node.Observation(capacity=Cluster()))
+            controller = node.NodeController(kubelet, facts, lambda: nodestatus.Observation(capacity=Cluster()))
             api = server.KubeletServer(
                 pods,
                 state=settings.directory,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpk.slurm import client, parse
+from hpk.slurm import parse, runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -132,7 +132,7 @@ class Call:
 
 
 class Conversation:
-    """A :class:`hpk.slurm.client.Runner` that answers by a script.
+    """A :class:`hpk.slurm.runner.Runner` that answers by a script.
 
     Each entry is a regular expression of the command line and what comes of it: standard output as a string,
     a whole Result, or an exception.  The first entry that matches answers, and is used up unless it is the
@@ -142,7 +142,7 @@ class Conversation:
         calls: What was run, in order.
     """
 
-    def __init__(self, *script: tuple[str, str | client.Result | Exception]) -> None:
+    def __init__(self, *script: tuple[str, str | runner.Result | Exception]) -> None:
         self._script = list(script)
         self.calls: list[Call] = []
 
@@ -153,7 +153,7 @@ class Conversation:
         stdin: bytes = b"",
         directory: Path | None = None,
         timeout_seconds: float = 30.0,
-    ) -> client.Result:
+    ) -> runner.Result:
         """Answer by the script."""
         del timeout_seconds
         line = " ".join([command, *arguments])
@@ -167,12 +167,12 @@ class Conversation:
             raise reply
         if not isinstance(reply, str):
             return reply
-        return client.Result(code=0, stdout=marked(reply, line).encode())
+        return runner.Result(code=0, stdout=marked(reply, line).encode())
 
 
-def refusal(stderr: str, *, code: int = 1) -> client.Result:
+def refusal(stderr: str, *, code: int = 1) -> runner.Result:
     """A command that failed with this text."""
-    return client.Result(code=code, stderr=stderr.encode())
+    return runner.Result(code=code, stderr=stderr.encode())
 
 
 MARKED = "<record>"

@@ -7,10 +7,10 @@ from decimal import Decimal
 from typing import Any, cast
 
 from hpk import cluster, errors
-from hpk.node import host, node
+from hpk.node import host, nodestatus
 from hpk.slurm import model
 
-FACTS = node.Facts(
+FACTS = nodestatus.Facts(
     name="hpk",
     host=host.Host(
         machine_id="m", system_uuid="s", boot_id="b", kernel_version="6", os_image="D", architecture="amd64"

@@ -202,7 +202,7 @@ class Inbox:
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
         self._parts: collections.deque[bytes] = collections.deque()
-        self._is_over = self._is_dropped = False
+        self._is_over = False
         self._news = asyncio.Event()
 
     def put(self, data: bytes) -> None:

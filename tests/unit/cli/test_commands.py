@@ -16,7 +16,7 @@ import yaml
 from hpk import config, errors, jobdir, kubeconfig
 from hpk.cli import cluster, down, host, main, status, up
 from hpk.controlplane import ending, ownership, placement, version
-from hpk.slurm import client
+from hpk.slurm import client, runner
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Stage:
             monkeypatch.setattr(module, name, 0.0)
         jobdir.make_directory(self.settings.directory.control_plane)
 
-    def talk(self, *script: tuple[str, str | client.Result | Exception]) -> fake.Conversation:
+    def talk(self, *script: tuple[str, str | runner.Result | Exception]) -> fake.Conversation:
         """Have Slurm answer by this script."""
         conversation = fake.Conversation(*script)
 

@@ -19,7 +19,7 @@ import pytest
 
 from hpk import errors
 from hpk.host import dial, pack, protocol, tunnel
-from hpk.slurm import client
+from hpk.slurm import client, runner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ class Stage:
         self.servers: list[asyncio.Server] = []
         self._root = root
         self._process: subprocess.Popen[bytes] | None = None
-        self.slurm = client.Slurm(client.Gateway(root / "gateway" / "socket"))
+        self.slurm = client.Slurm(runner.Gateway(root / "gateway" / "socket"))
         (root / "bin").mkdir()
         (self.state / "state").mkdir(parents=True)
         self.command("srun", SRUN)

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from hpk import errors
-from hpk.images import bounds, cache, image, reference, registry, store
+from hpk.images import bounds, cache, image, reference, registry, store, workspace
 from tests.fakes import registry as fake
 from tests.fakes import sif as fake_sif
 
@@ -407,14 +407,14 @@ def test_what_crashed_pulls_left_is_removed(tmp_path: Path) -> None:
         for one in (path / "file", path):
             os.utime(one, (time.time() - age,) * 2)
     os.utime(unseen / "file")
-    with cache.Cache(tmp_path).workspace() as workspace:
-        assert set((tmp_path / "tmp").iterdir()) == {mine, other, unseen, workspace}
-    assert not workspace.exists()
+    with workspace.made(tmp_path) as directory:
+        assert set((tmp_path / "tmp").iterdir()) == {mine, other, unseen, directory}
+    assert not directory.exists()
 
 
 def test_pulls_of_two_containers_share_no_directory(tmp_path: Path) -> None:
     """Their processes have the same few numbers, each in a namespace of its own, and the host's name."""
-    with cache.Cache(tmp_path).workspace() as one, cache.Cache(tmp_path).workspace() as other:
+    with workspace.made(tmp_path) as one, workspace.made(tmp_path) as other:
         assert one != other
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from hpk import errors
-from hpk.node import host, node
+from hpk.node import host, node, nodestatus
 from tests.fakes import kube
 
 PATH = "/api/v1/nodes/hpk"
@@ -41,8 +41,8 @@ class World:
     def __init__(self) -> None:
         self.kube = kube.FakeKube()
         self.clock = Clock()
-        self.seen = node.Observation(capacity=Cluster())
-        self.facts = node.Facts(
+        self.seen = nodestatus.Observation(capacity=Cluster())
+        self.facts = nodestatus.Facts(
             name="hpk",
             host=host.Host(
                 machine_id="m",
@@ -182,8 +182,8 @@ async def test_silence_of_slurm_keeps_the_published_capacity(world: World) -> No
     """Without an answer of Slurm the node is not ready and its capacity stays."""
     await world.controller.sync()
     world.clock.now += 500
-    bad = node.readiness(now=world.clock.now, started_at=0, answered_at=world.clock.now - 200, error="timed out")
-    world.seen = node.Observation(capacity=None, readiness=bad)
+    bad = nodestatus.readiness(now=world.clock.now, started_at=0, answered_at=world.clock.now - 200, error="timed out")
+    world.seen = nodestatus.Observation(capacity=None, readiness=bad)
     await world.controller.sync()
     after = world.kube.peek(PATH)
     ready = next(c for c in after["status"]["conditions"] if c["type"] == "Ready")
@@ -197,7 +197,7 @@ async def test_a_disk_without_room_is_a_condition(world: World) -> None:
     """The node controller makes a taint of it; the message says where, and the condition goes when there is room."""
     await world.controller.sync()
     for why, expected in (("less than 256 MiB are left in /h", "True"), ("", "False")):
-        world.seen = node.Observation(capacity=None, disk_pressure=why)
+        world.seen = nodestatus.Observation(capacity=None, disk_pressure=why)
         await world.controller.sync()
         said = {one["type"]: one for one in world.kube.peek(PATH)["status"]["conditions"]}["DiskPressure"]
         assert said["status"] == expected
@@ -206,10 +206,10 @@ async def test_a_disk_without_room_is_a_condition(world: World) -> None:
 
 def test_readiness_has_patience() -> None:
     """A short silence is no reason; having never heard of Slurm is."""
-    assert node.readiness(now=100, started_at=0, answered_at=10, error="timed out").is_ready
-    assert not node.readiness(now=131, started_at=0, answered_at=10, error="timed out").is_ready
-    assert node.readiness(now=999, started_at=0, answered_at=10).is_ready  # nobody asked since
-    assert not node.readiness(now=1, started_at=0, answered_at=None).is_ready
+    assert nodestatus.readiness(now=100, started_at=0, answered_at=10, error="timed out").is_ready
+    assert not nodestatus.readiness(now=131, started_at=0, answered_at=10, error="timed out").is_ready
+    assert nodestatus.readiness(now=999, started_at=0, answered_at=10).is_ready  # nobody asked since
+    assert not nodestatus.readiness(now=1, started_at=0, answered_at=None).is_ready
 
 
 async def test_a_deleted_node_is_registered_again(world: World) -> None:
@@ -268,7 +268,7 @@ async def test_run_outlives_outages(world: World) -> None:
 
 async def test_images_are_the_fifty_largest(world: World) -> None:
     """More would bloat the object that every watcher of nodes receives."""
-    images = tuple(node.Image(names=tuple(f"r/{n}:{t}" for t in range(9)), size_bytes=n) for n in range(60))
+    images = tuple(nodestatus.Image(names=tuple(f"r/{n}:{t}" for t in range(9)), size_bytes=n) for n in range(60))
     world.seen = replace(world.seen, images=images)
     await world.controller.sync()
     published = world.kube.peek(PATH)["status"]["images"]

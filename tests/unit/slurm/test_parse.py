@@ -252,14 +252,6 @@ def test_the_end_of_a_job_is_read_from_scontrol() -> None:
     assert parse.job_details("") is None
 
 
-def test_controller_load() -> None:
-    """Sdiag's counts, by type and by user."""
-    load = parse.controller_load(fake.SDIAG)
-    assert (load.server_threads, load.agent_queue) == (3, 7)
-    assert load.calls == {"REQUEST_SUBMIT_BATCH_JOB": 28, "REQUEST_JOB_INFO": 5}
-    assert load.calls_by_user == {"alice": 33, "root": 24}
-
-
 @pytest.mark.parametrize(
     ("text", "job_id"), [("12\n", "12"), ("12;cluster\n", "12"), ("Welcome 7!\n\n12\n", "12"), ("", None), ("x", None)]
 )
