@@ -175,7 +175,7 @@ def test_a_slow_registry_delays_nobody_else_and_its_pod_can_be_deleted(space: co
 def test_an_sbatch_in_trouble_makes_one_job(space: conftest.Namespace, how: str) -> None:
     """It hangs; submits but does not answer; answers rubbish, with and without a job; is busy: the pod runs once."""
     name = f"sbatch-{how}"
-    assert pods.ended(space, name, seconds=150) == "Succeeded", pods.words(space, name)
+    assert pods.ended(space, name, seconds=400) == "Succeeded", pods.words(space, name)  # each in its turn
     assert pods.runs(name) == 1
     assert len(conftest.jobs_of(space.get("pod", name)["metadata"]["uid"])) == 1
     assert "FailedSubmit: Cannot submit yet, will try again" in space.events(name)
