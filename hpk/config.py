@@ -106,7 +106,7 @@ class Settings:
     @property
     def images_directory(self) -> Path:
         """Where converted images are."""
-        return self.images or self.state / "images"
+        return self.images or Path(self.directory.images)
 
     def images_for(self, *, has_one_id: bool) -> Path:
         """Where they are that were converted for users with subordinate ids, or for those without."""

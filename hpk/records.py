@@ -335,10 +335,3 @@ class Wish(TypedDict):
     grace_seconds: float
     reason: str
     message: str
-
-
-class Endpoint(TypedDict):
-    """``run/endpoint.json``: where the kubelet listens for agents now; reread whenever the stream breaks."""
-
-    host: str
-    port: int

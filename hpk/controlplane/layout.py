@@ -212,7 +212,7 @@ def find_binaries() -> dict[str, str]:
     return {name: path for name, path in found.items() if path}
 
 
-def environment(*, memory_mib: int, processors: int, collect_percent: int = 100) -> dict[str, str]:
+def environment(*, memory_mib: int, processors: int) -> dict[str, str]:
     """The whole environment of a Go component.
 
     Nothing is inherited: a site's ``https_proxy`` would catch the components' own connections, and
@@ -221,11 +221,10 @@ def environment(*, memory_mib: int, processors: int, collect_percent: int = 100)
     Args:
         memory_mib: Go collects harder near this much (GOMEMLIMIT, soft).
         processors: Threads that run Go code at once; a node with 128 processors would cost memory for each.
-        collect_percent: GOGC: garbage allowed as a share of what lives.
     """
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "GOMEMLIMIT": f"{memory_mib}MiB",
         "GOMAXPROCS": str(processors),
-        "GOGC": str(collect_percent),
+        "GOGC": "100",
     }

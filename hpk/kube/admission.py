@@ -25,7 +25,6 @@ class Question:
         uid: Of the question.
         kind: Of the object, such as ``Pod``.
         raw: The object, with the server's defaults.
-        is_dry_run: Nothing will come of it.
         old: What it shall replace.
         part: The subresource through which it is changed, such as ``ephemeralcontainers``; empty for the object.
     """
@@ -33,7 +32,6 @@ class Question:
     uid: str
     kind: str
     raw: Object
-    is_dry_run: bool = False
     old: Object | None = None
     part: str = ""
 
@@ -54,7 +52,6 @@ def question(body: bytes) -> Question:
             uid=request["uid"],
             kind=request["kind"]["kind"],
             raw=raw,
-            is_dry_run=bool(request.get("dryRun")),
             old=request.get("oldObject"),
             part=request.get("subResource") or "",
         )

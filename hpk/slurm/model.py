@@ -137,7 +137,6 @@ class Node:
 
     Attributes:
         gres: Count by name (``gpu``), all types together.
-        gres_types: Count by name and type (``gpu:a100``).
         is_usable: Whether it may run new jobs, now or when those on it end.
     """
 
@@ -147,7 +146,6 @@ class Node:
     state: str
     is_usable: bool
     gres: Mapping[str, int] = field(default_factory=dict)
-    gres_types: Mapping[str, int] = field(default_factory=dict)
     features: frozenset[str] = frozenset()
     partitions: frozenset[str] = frozenset()
 
@@ -173,19 +171,13 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What the cluster's usable nodes have together.
-
-    Attributes:
-        largest: Of the node with most: what one job on one node can have, at most.
-    """
+    """What the cluster's usable nodes have together."""
 
     cpus: int
     memory_bytes: int
     gres: Mapping[str, int]
     nodes: Mapping[str, Node]
     partitions: Mapping[str, Partition]
-    largest_cpus: int = 0
-    largest_memory_bytes: int = 0
 
     @property
     def default_partition(self) -> str | None:

@@ -174,23 +174,19 @@ def accounting(text: str, *, mark: str = "") -> dict[str, model.Job]:
     return found
 
 
-def gres(text: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Counts by name and by ``name:type`` of a node's gres, such as ``gpu:a100:4(S:0-1),shard:8``."""
-    by_name: dict[str, int] = {}
-    by_type: dict[str, int] = {}
+def gres(text: str) -> dict[str, int]:
+    """Return the counts by name, all types together, of a node's gres, such as ``gpu:a100:4(S:0-1),shard:8``."""
+    found: dict[str, int] = {}
     if text in _NO_VALUE:
-        return by_name, by_type
+        return found
     # Commas also stand between the sockets in the parentheses.
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
         parts = [part for part in item.strip().split(":") if part]
         if not parts:
             continue
         count = _count(parts.pop()) if len(parts) > 1 and re.fullmatch(r"\d+[KMGTkmgt]?", parts[-1]) else 1
-        by_name[parts[0]] = by_name.get(parts[0], 0) + count
-        if len(parts) > 1:
-            kind = f"{parts[0]}:{parts[1]}"
-            by_type[kind] = by_type.get(kind, 0) + count
-    return by_name, by_type
+        found[parts[0]] = found.get(parts[0], 0) + count
+    return found
 
 
 def _count(text: str) -> int:
@@ -216,15 +212,13 @@ def capacity(text: str) -> model.Capacity:
     ):
         facts[partition] = (starred.endswith("*"), up == "up", longest, default)
         members.setdefault(partition, set()).add(name)
-        by_name, by_type = gres(resources)
         nodes[name] = model.Node(
             name=name,
             cpus=_integer(cpus),
             memory_bytes=_integer(memory) << 20,
             state=word,
             is_usable=is_usable(word),
-            gres=by_name,
-            gres_types=by_type,
+            gres=gres(resources),
             features=frozenset(() if features in _NO_VALUE else features.split(",")),
             partitions=frozenset({partition}) | (nodes[name].partitions if name in nodes else frozenset()),
         )
@@ -242,8 +236,6 @@ def capacity(text: str) -> model.Capacity:
             name: _partition(name, fact, [node for node in usable if node.name in members[name]])
             for name, fact in facts.items()
         },
-        largest_cpus=max((node.cpus for node in usable), default=0),
-        largest_memory_bytes=max((node.memory_bytes for node in usable), default=0),
     )
 
 
