@@ -26,6 +26,11 @@ class Policy:
     healthy_seconds: float = 60.0
     """An attempt that lasted this long was a success: counting starts over."""
 
+    def pause(self, failures: int) -> float:
+        """Return the seconds to wait after so many failures in a row, without jitter."""
+        # The exponent is bounded: a float overflows after a thousand failures of a service that lives for months.
+        return min(self.first_seconds * self.factor ** min(failures - 1, 64), self.cap_seconds)
+
 
 class Backoff:
     """The pauses of one thing that is tried again and again.
@@ -61,6 +66,4 @@ class Backoff:
         if self._started_at is not None and self._clock() - self._started_at >= policy.healthy_seconds:
             self.failures = 0
         self.failures += 1
-        # The exponent is bounded: a float overflows after a thousand failures of a service that lives for months.
-        pause = min(policy.first_seconds * policy.factor ** min(self.failures - 1, 64), policy.cap_seconds)
-        return pause * (1 + policy.jitter * self._chance())
+        return policy.pause(self.failures) * (1 + policy.jitter * self._chance())

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpk import errors
+from hpk.aio import backoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -45,23 +46,12 @@ MOST_WAKES = 64
 RATE_LIMIT_FACTOR = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pauses:
-    """How long a lane is closed: doubling from the first to the longest."""
-
-    first_seconds: float
-    longest_seconds: float
-
-    def after(self, failures: int) -> float:
-        """The pause after so many failures in a row."""
-        return float(min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.longest_seconds))
-
-
 PAUSES = {
-    "refused": Pauses(first_seconds=10.0, longest_seconds=300.0),
-    "failed": Pauses(first_seconds=10.0, longest_seconds=300.0),
-    "limits": Pauses(first_seconds=2.0, longest_seconds=60.0),
+    "refused": backoff.Policy(first_seconds=10.0, cap_seconds=300.0),
+    "failed": backoff.Policy(first_seconds=10.0, cap_seconds=300.0),
+    "limits": backoff.Policy(first_seconds=2.0, cap_seconds=60.0),
 }
+"""How long a lane is closed, by its kind."""
 
 
 class Held(errors.Retryable):
@@ -100,7 +90,7 @@ class Gate:
         self,
         *,
         on_open: Callable[[str], None],
-        pauses: Mapping[str, Pauses] | None = None,
+        pauses: Mapping[str, backoff.Policy] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_open = on_open
@@ -235,7 +225,7 @@ class Gate:
         now = self._clock()
         for lane in (self._lane(key) for key in wanted if key[0] == kind):
             lane.failures += count
-            pause = self._pauses[kind].after(lane.failures)
+            pause = self._pauses[kind].pause(lane.failures)
             was_tried = lane.prober is not None
             lane.closed_until, lane.careful_until = now + pause, now + pause + CAREFUL_SECONDS
             lane.text, lane.prober, lane.opened_at = text, None, None

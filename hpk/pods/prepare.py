@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from hpk import errors, jobdir
+from hpk.aio import backoff
 from hpk.aio import clock as clocks
 from hpk.images import reference
 from hpk.pods import admit, model, runtime, script, translate
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
     from hpk.network import addresses, sandbox
     from hpk.pods import events
 
-FIRST_PULL_PAUSE_SECONDS = 10.0
-LONGEST_PULL_PAUSE_SECONDS = 300.0
+PULL_PAUSES = backoff.Policy(first_seconds=10.0, cap_seconds=300.0)
 CONFIG_PAUSE_SECONDS = 2.0
 RUNTIME_PAUSE_SECONDS = 15.0
 SHOW_ERROR_SECONDS = 1.0
@@ -270,7 +270,7 @@ class Preparer:
         failures = attempts.failures.get(name, 0)
         if attempts.due.get(name, 0.0) <= self._clock.monotonic():  # two containers of one image fail once
             failures = attempts.failures[name] = failures + 1
-        pause = min(FIRST_PULL_PAUSE_SECONDS * 2 ** (failures - 1), LONGEST_PULL_PAUSE_SECONDS)
+        pause = PULL_PAUSES.pause(failures)
         attempts.due[name] = self._clock.monotonic() + pause
         reason = error.reason if isinstance(error, errors.ImageRefused) else "ErrImagePull"
         attempts.said[name] = reason
@@ -295,7 +295,7 @@ class Preparer:
         """Until the state to show changes: soon from the error to the back-off, then when a pull is due."""
         now = self._clock.monotonic()
         dues = [attempts.due[name] - now for name in names if attempts.due.get(name, 0.0) > now]
-        shortest = min(dues, default=FIRST_PULL_PAUSE_SECONDS)
+        shortest = min(dues, default=PULL_PAUSES.first_seconds)
         return min(shortest, SHOW_ERROR_SECONDS) if attempts.fresh & names else shortest
 
 

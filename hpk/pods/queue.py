@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from hpk.aio import backoff
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 LOG = structlog.get_logger(__name__)
 JITTER = 0.1
-FIRST_RETRY_SECONDS = 0.5
-LONGEST_RETRY_SECONDS = 30.0
+RETRIES = backoff.Policy(first_seconds=0.5, cap_seconds=30.0)
 
 
 class Queue:
@@ -90,7 +91,7 @@ class Queue:
             seconds: float | None = await self._work(uid)
         except Exception as error:  # whatever goes wrong with one pod is that pod's alone
             failures = self._failures[uid] = self._failures.get(uid, 0) + 1
-            seconds = min(FIRST_RETRY_SECONDS * 2 ** (failures - 1), LONGEST_RETRY_SECONDS)
+            seconds = RETRIES.pause(failures)
             LOG.warning("Cannot finish a round, will try again", uid=uid, error=repr(error), exc_info=error)
             self._on_failure(uid, error)
             return seconds

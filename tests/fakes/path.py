@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Self
 
 from hpk import errors, jobdir
+from hpk.aio import backoff
 from hpk.kube import v1
 from hpk.pods import admit, agents, correlate, events, gate, model, prepare, report, services, watch
 from tests import virtual
@@ -24,7 +25,7 @@ SECONDS = 3600.0
 LONGEST_LOOK_SECONDS = 0.25
 
 
-QUICK = gate.Pauses(first_seconds=0.01, longest_seconds=0.02)
+QUICK = backoff.Policy(first_seconds=0.01, cap_seconds=0.02)
 """As long as a closed lane of the gate holds pods here."""
 
 

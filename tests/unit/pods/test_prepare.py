@@ -179,7 +179,7 @@ async def test_a_pull_that_fails_shows_itself_and_then_backs_off(world: World) -
     assert first.seconds <= prepare.SHOW_ERROR_SECONDS
     second = await world.waiting()
     assert second.waiting == {"c": ("ImagePullBackOff", 'Back-off pulling image "reg/a:1"')}
-    assert prepare.SHOW_ERROR_SECONDS < second.seconds <= prepare.FIRST_PULL_PAUSE_SECONDS
+    assert prepare.SHOW_ERROR_SECONDS < second.seconds <= prepare.PULL_PAUSES.first_seconds
     assert len(world.store.asked) == 1
     assert [reason for reason, _ in world.recorder.told] == ["Pulling", "Failed", "Failed", "BackOff", "Failed"]
 
