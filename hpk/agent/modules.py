@@ -102,11 +102,7 @@ class Finder:
 
 
 class Load:
-    """The one time that a waiting module's code is run, whichever thread comes first.
-
-    Args:
-        run: Runs it.
-    """
+    """The one time that a waiting module's code is run, whichever thread comes first."""
 
     def __init__(self, run: Callable[[ModuleType], None]) -> None:
         self._run, self._lock, self._has_begun = run, _thread.RLock(), False

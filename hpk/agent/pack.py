@@ -25,9 +25,7 @@ START = ("hpk.agent.main", "hpk.agent.loop", "hpk.link.client")
 def pack(directory: str, names: tuple[str, ...] = START) -> bytes:
     """Return the file's content: these modules and all that they import, in the order in which that happens.
 
-    Args:
-        directory: Has the packages; it is on this process's path too.
-        names: What is imported.
+    The directory has the packages; it is on this process's path too.
 
     Raises:
         subprocess.CalledProcessError: One of them cannot be imported; its standard error is this process's.

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 async def forever(name: str, service: Awaitable[object]) -> NoReturn:
     """Run the service and never return.
 
-    Args:
-        name: What the user would call the service: "watch of pods".
-        service: A coroutine that runs until it is cancelled; its exceptions pass unchanged.
+    Its name is what the user would call it: "watch of pods". Its exceptions pass unchanged.
 
     Raises:
         errors.Retryable: The service returned.

@@ -68,8 +68,7 @@ class Place:
 class Output(io.TextIOBase):
     """A stream for loggers and for ``sys.stderr``; neither writing nor flushing it ever raises or waits.
 
-    Args:
-        places: Written to by a thread of this object's.
+    A thread of this object's writes to the places.
     """
 
     def __init__(self, places: Iterable[Place], *, retry_seconds: float = RETRY_SECONDS) -> None:

@@ -29,11 +29,7 @@ async def kept(
 ) -> NoReturn:
     """Run the service until cancelled; start it again, with growing pauses, when it raises or returns.
 
-    Args:
-        name: What the user would call the service: "watch of pods".
-        run: Makes a new run of it.
-        policy: Of the pauses.
-        attempts: Failures in a row that end it.
+    Its name is what the user would call it: "watch of pods". So many attempts that fail in a row end it.
 
     Raises:
         errors.Fatal: The service says that nothing will help.

@@ -70,11 +70,8 @@ async def find(settings: config.Settings, slurm: client.Slurm) -> Way:
 async def through(settings: config.Settings, slurm: client.Slurm, *, port: int = 0, is_held: bool = False) -> Way:
     """A tunnel: the one that serves already, or a new one.
 
-    Args:
-        settings: Whose control plane.
-        slurm: By way of the gateway that starts it.
-        port: On this host's loopback; 0 takes the API server's own, if that is free here.
-        is_held: Whether it ends with the gateway, not when it is idle.
+    Its port is on this host's loopback; 0 takes the API server's own, if that is free here. One that is held ends with
+    the gateway, not when it is idle.
 
     Raises:
         errors.ApiUnavailable: There can be none; says why.

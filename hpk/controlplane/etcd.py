@@ -27,10 +27,6 @@ def quota_bytes(free_bytes: int, *, held_bytes: int = 0) -> int:
 
     A third of the room: defragmenting and copying need as much again, and the log some more.  Never less than a cluster
     that works needs: one that took changes before it was started again takes them afterwards.
-
-    Args:
-        free_bytes: On the disk.
-        held_bytes: Of the database that is there already.
     """
     least = max(LEAST_QUOTA_BYTES, held_bytes + held_bytes // 4)
     return min(MOST_QUOTA_BYTES, max(least, (free_bytes + held_bytes) // 3))

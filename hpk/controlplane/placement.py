@@ -67,12 +67,7 @@ def measure(directory: Path) -> Facts:
 
 
 def choose(wanted: str, facts: Facts, *, directory: Path) -> tuple[Place, str]:
-    """The place, and why, in words for the log.
-
-    Args:
-        wanted: The setting: ``auto``, ``shared`` or ``node``.
-        facts: Of the state directory.
-        directory: The state directory, for the error.
+    """The place that the setting (``auto``, ``shared`` or ``node``) means here, and why, in words for the log.
 
     Raises:
         errors.Fatal: It shall be where it cannot.

@@ -166,9 +166,7 @@ async def prepared(
 ) -> AsyncIterator[ControlPlane]:
     """Take the state directory, ports and identities; give them back at the end of the block.
 
-    Args:
-        settings: See :mod:`hpk.config`.
-        binaries: Paths of the upstream programs by name; by default those on PATH.
+    The programs are those on PATH, unless `binaries` has their paths by name.
 
     Raises:
         errors.Fatal: The directory is in use, a program is missing, no address or port is to be had, an authority is

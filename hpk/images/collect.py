@@ -126,14 +126,7 @@ def enough(images: Iterable[Found], wanted_bytes: int) -> list[Found]:
 
 
 class Collector:
-    """Collects in one directory; its methods block, for threads.
-
-    Args:
-        cache: What is there.
-        uses: Who uses it.
-        policy: When it goes.
-        sleep: Waits; a test's does not.
-    """
+    """Collects in one directory; its methods block, for threads."""
 
     def __init__(
         self,

@@ -69,11 +69,7 @@ class Tree:
     """The merged file system so far; apply the layers from the lowest to the highest."""
 
     def __init__(self, *, most_nodes: int = 1 << 30) -> None:
-        """Begin with an empty root.
-
-        Args:
-            most_nodes: Directories that no layer describes count, too: a short entry may imply two thousand.
-        """
+        """Begin with an empty root; directories that no layer describes count: a short entry may imply two thousand."""
         self.root = Node(IMPLIED, layer=-1)
         self._layer = -1
         self._most_nodes, self._nodes = most_nodes, 0

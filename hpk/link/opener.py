@@ -38,13 +38,7 @@ class Line:
     """An agent on the line, as far as sessions need it."""
 
     def __init__(self, *, protocol: int, version: str, say: Callable[[link_pb2.KubeletMessage], bool]) -> None:
-        """Know it.
-
-        Args:
-            protocol: From its Hello.
-            version: Of the agent's program.
-            say: Has a message sent on the Attach stream; whether there was room.
-        """
+        """Know what its Hello said; `say` has a message sent on the Attach stream, and says whether there was room."""
         self.protocol = protocol
         self.version = version
         self.say = say
@@ -134,12 +128,7 @@ class Opener:
             session.lose()
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any], uid: str) -> None:
-        """An agent's Session call, from its first message until either side is done.
-
-        Args:
-            context: Of the call.
-            uid: The pod's, from the agent's certificate.
-        """
+        """An agent's Session call, from its first message until either side is done; its certificate names the pod."""
         first = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):

@@ -24,12 +24,7 @@ class Addresses:
     """
 
     def __init__(self, cidr: str, *, pods: Callable[[], Mapping[str, dict[str, Any]]]) -> None:
-        """Remember the network.
-
-        Args:
-            cidr: The pods' network; its first address is the gateway.
-            pods: All pods of the node as they are now, by UID.
-        """
+        """Remember the pods' network, whose first address is the gateway, and the pods of the node, by UID."""
         self._network = IPv4Network(cidr)
         self._pods = pods
         self._given: dict[str, int] = {}

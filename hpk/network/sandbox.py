@@ -184,10 +184,6 @@ class Launcher:
 def choose(wanted: str, site: Mapping[str, Any]) -> str:
     """The network mode: what the settings say, or with ``auto`` the best that the site has.
 
-    Args:
-        wanted: One of :data:`hpk.config.NETWORKS`.
-        site: What the gateway found on the host (see :func:`hpk.host.survey.site`).
-
     Raises:
         errors.Fatal: A mode is wanted that the site does not have; says what is missing.
     """

@@ -112,10 +112,6 @@ class Authenticator:
     async def user(self, *, certificate: Mapping[str, Any] | None, authorization: str) -> User | None:
         """The user, or None if the request proves nobody.
 
-        Args:
-            certificate: The client's verified certificate, if any.
-            authorization: The header's value.
-
         Raises:
             errors.HpkError: The API server cannot be asked about the token.
         """

@@ -47,10 +47,6 @@ class Query:
 def decode(query: Mapping[str, str], *, now: float) -> Query:
     """Decode and check the parameters; unknown ones are ignored, as the kubelet does.
 
-    Args:
-        query: The first value of each parameter.
-        now: Unix time, for ``sinceSeconds``.
-
     Raises:
         BadQuery: With the HTTP code to answer.
     """

@@ -205,12 +205,7 @@ def new_node(facts: Facts, seen: Observation, *, now: float) -> Object:
 def status_patch(node: Object, facts: Facts, seen: Observation, *, now: float, is_due: bool) -> Object | None:
     """The strategic merge patch that makes the server's node true, or None if there is nothing to write.
 
-    Args:
-        node: The server's copy.
-        facts: What we are.
-        seen: What we see.
-        now: Unix time for the heartbeats.
-        is_due: Write even if nothing changed.
+    It is written even if nothing changed when it `is_due`.
     """
     wanted = status(facts, seen)
     have = node.get("status") or {}

@@ -99,10 +99,7 @@ class Admitted:
 def admit(raw: dict[str, Any], *, cluster: Cluster, pod: v1.Pod | None = None) -> Admitted:
     """Return what follows from a pod, if nothing that it asks for is impossible here.
 
-    Args:
-        raw: The pod, with every field that the API server has of it.
-        cluster: What it is measured against.
-        pod: The same, where it has been decoded already.
+    `raw` has every field that the API server has of it; `pod` is the same, where it has been decoded already.
 
     Raises:
         errors.PodRefused: With everything that is wrong, by name, and the kubelet's reason.

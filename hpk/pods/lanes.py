@@ -14,13 +14,7 @@ Key = tuple[str, ...]
 
 
 def keys(pod: v1.Pod, options: Mapping[str, str | None], request: resources.Request) -> tuple[Key, ...]:
-    """Return the pod's lanes, in the order in which they are entered.
-
-    Args:
-        pod: An admitted pod.
-        options: The settings' and the pod's own sbatch options.
-        request: What the pod asks of Slurm.
-    """
+    """Return the pod's lanes, in the order in which they are entered."""
     limits = ("limits", *(options.get(name) or "" for name in ("account", "partition", "qos")))
     owner = controller(pod)
     if owner is None:

@@ -94,14 +94,7 @@ class Inquiry:
 
 
 def report(pod: v1.Pod, words: LastWords, newest: records.Report | None, *, now: float) -> records.Report | None:
-    """Return the report that the agent could not leave: as it printed it, else as far as its exit code tells.
-
-    Args:
-        pod: The pod.
-        words: Of its job.
-        newest: The last report that is known.
-        now: In Unix seconds.
-    """
+    """Return the report that the agent could not leave: as it printed it, else as far as its exit code tells."""
     codes = {code: reason for reason, code in records.UNRECORDED.items()}
     if (reason := codes.get(words.state.exit_code or 0)) is None:
         return None

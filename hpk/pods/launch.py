@@ -63,10 +63,8 @@ class Launch:
     async def adopt(self, raw: dict[str, Any] | None) -> None:
         """Find what an earlier kubelet, or an sbatch whose answer was lost, has left.
 
-        That it has looked is the last thing that becomes true: after any error the next round looks again.
-
-        Args:
-            raw: The API server's copy of the pod; None if its object is gone.
+        That it has looked is the last thing that becomes true: after any error the next round looks again. `raw` is
+        None if the object is gone.
 
         Raises:
             errors.SlurmUnavailable: Slurm does not say.
@@ -95,13 +93,7 @@ class Launch:
         return plan
 
     async def attempt(self, raw: dict[str, Any], pod: v1.Pod, *, started_at: datetime) -> float | None:
-        """Submit the pod's job, or say why not; return the seconds until it should be tried again.
-
-        Args:
-            raw: The pod as the API server has it.
-            pod: The same, typed.
-            started_at: When its life on the node began, which its deadline counts from.
-        """
+        """Submit the pod's job, or say why not; return the seconds until it should be tried again."""
         if (pause := self._due_at - self._s.clock.monotonic()) > 0:
             return pause  # our own status write woke us: no reason to try again before it is time
         if self._is_answer_lost:

@@ -63,10 +63,7 @@ class Observer:
     def observe(self, raw: dict[str, Any] | None, pod: v1.Pod | None, failure: life.Failure | None) -> life.Observation:
         """Return what is known now; nothing in it waits, so that all of it is of one moment.
 
-        Args:
-            raw: The API server's copy of the pod; None if its object is gone.
-            pod: The same, typed.
-            failure: Why the pod cannot be had, if that is known.
+        The pod, raw and typed, is None if its object is gone.
         """
         now, newest = self._now(), self._s.agents.newest(self._uid)
         is_connected = self._s.agents.is_connected(self._uid)

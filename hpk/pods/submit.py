@@ -198,8 +198,7 @@ class JobPerPod:
     async def sweep(self, pods: strays.Pods) -> None:
         """Cancel what lost answers have left in the queue, after each of Slurm's answers, until cancelled.
 
-        Args:
-            pods: All pods of the node; they must have been listed once.
+        The pods must have been listed once.
         """
         seen = None
         places = await asyncio.to_thread(strays.places, self._state)
@@ -260,14 +259,8 @@ def chosen(jobs: Iterable[slurm_model.Job], *, uid: str, claimed: str = "", reco
     """Return the number of the pod's job, or None if it has none.
 
     The claim's counts before all, because that job runs the pod or has run it.  Of several jobs in the pod's directory
-    that counts which has started, and would claim it; then the recorded one; then the newest.  If Slurm has none, it
-    has forgotten the recorded one.
-
-    Args:
-        jobs: All that Slurm knows.
-        uid: The pod's.
-        claimed: The number in the claim, or nothing.
-        recorded: The number in job.json, or nothing.
+    that counts which has started, and would claim it; then the one that job.json records; then the newest.  If Slurm
+    has none, it has forgotten the recorded one.
     """
     if claimed:
         return claimed

@@ -43,10 +43,6 @@ class Termination:
         The agent is asked again only for a shorter grace.  If it is off the line, the wish is left in the pod's
         directory: to cancel the job at once would cut the grace to Slurm's KillWait.
 
-        Args:
-            grace: In seconds.
-            reason: Of `records.Ended`.
-
         Raises:
             errors.SlurmUnavailable: Slurm is away.
         """

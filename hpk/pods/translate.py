@@ -317,10 +317,7 @@ def directives(
 ) -> dict[str, str | None]:
     """Return the job's ``#SBATCH`` options: ours, then the settings', then the pod's own, which win.
 
-    Args:
-        admitted: The pod.
-        directory: The pod's own.
-        capacity: What Slurm said of its partitions, if anything; the same as for the pod's plan.
+    The capacity is the same as for the pod's plan.
     """
     pod, asked, asked_for = admitted.pod, admitted.request, admitted.options
     uid = pod.metadata.uid
@@ -343,7 +340,7 @@ def directives(
     return {**options, "no-requeue": None, "open-mode": "append"}
 
 
-def job_plan(  # noqa: D417 - admitted, capacity as above
+def job_plan(
     admitted: admit.Admitted,
     *,
     site: Site,
@@ -351,13 +348,7 @@ def job_plan(  # noqa: D417 - admitted, capacity as above
     commands: sandbox.Commands,
     capacity: slurm_model.Capacity | None = None,
 ) -> model.JobPlan:
-    """Return what ``script.sh`` is rendered from.
-
-    Args:
-        site: Of this kubelet.
-        directory: The pod's own, on the shared file system.
-        commands: How this site starts and cleans a sandbox.
-    """
+    """Return what ``script.sh`` is rendered from."""
     return model.JobPlan(
         directives=directives(admitted, directory=directory, capacity=capacity),
         prelude=site.prelude,

@@ -47,13 +47,7 @@ class Early:
 
 
 def early(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity | None = None) -> Early:
-    """Return the early warning of this pod's job.
-
-    Args:
-        pod: An admitted pod.
-        options: The settings' and the pod's own sbatch options.
-        capacity: What Slurm said of its partitions, whose default is the limit of a job that names none.
-    """
+    """Return the early warning of this pod's job; a partition's default limits a job that names none."""
     wanted = options.get("signal")
     asked = flags.signal_of(wanted) if wanted else None
     limit = _limit(options, capacity)

@@ -103,11 +103,7 @@ class Pods:
         return raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL
 
     async def run(self, used: services.Services) -> None:
-        """Work until cancelled.
-
-        Args:
-            used: What the workers use; some of it refers back to `mark`.
-        """
+        """Work until cancelled; some of what the workers use refers back to `mark`."""
         async with asyncio.TaskGroup() as group:
             self._services, self._group = used, group
             group.create_task(self.informer.run(), name="pods informer")

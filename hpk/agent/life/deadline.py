@@ -31,9 +31,7 @@ class Deadline:
     async def allows(self, work: Coroutine[Any, Any, Any], *, least_seconds: float = 0.0) -> bool:
         """Do the work; whether it was done in time, else it is cancelled.
 
-        Args:
-            work: What to do.
-            least_seconds: It gets so much, even if the deadline is nearer.
+        It gets `least_seconds`, even if the deadline is nearer.
 
         Raises:
             Exception: The work's own.

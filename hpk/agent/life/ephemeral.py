@@ -22,13 +22,7 @@ class EphemeralRunner(container.ContainerRunner):
         context: podcontext.PodContext,
         target: container.ContainerRunner | None = None,
     ) -> None:
-        """Know what to run.
-
-        Args:
-            plan: Its restart policy is Never; it has no probes and no hooks.
-            context: Of the pod.
-            target: Whose processes it shares.
-        """
+        """Take a plan without restarts, probes or hooks, and the container whose processes it shares, if any."""
         super().__init__(plan, context=context)
         self._target = target
 

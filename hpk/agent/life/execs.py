@@ -75,15 +75,7 @@ class Command:
         console: consoles.Console | None = None,
         size: tuple[int, int] | None = None,
     ) -> None:
-        """Start it.
-
-        Args:
-            context: Of the pod.
-            run: The container's.
-            argv: The program and its arguments.
-            files: Its descriptor → ours; still ours to close.
-            console: Where to send a terminal, if it is to have one.
-            size: Its columns and lines, if they are known.
+        """Start it; `files` are its descriptors → ours, which are still ours to close.
 
         Raises:
             OSError: No process can be had.

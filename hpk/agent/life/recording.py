@@ -96,15 +96,7 @@ class Recorder:
     def ended(
         self, run: runs.ContainerRun, status: int, *, finished_at: float, message: str, is_over_memory: bool
     ) -> records.Terminated:
-        """Say how a run ended, and return it.
-
-        Args:
-            run: The run.
-            status: Its process's raw exit status.
-            finished_at: Unix time.
-            message: Its termination message.
-            is_over_memory: Whether it was killed for the memory that it held.
-        """
+        """Say how a run ended, by its process's raw exit status, and return it."""
         code = processes.exit_code(status)
         terminated: records.Terminated = {
             "exit_code": code,
@@ -119,12 +111,7 @@ class Recorder:
         return terminated
 
     def failed(self, why: str, *, number: int) -> records.Terminated:
-        """Say that a run could not be started, and return how it ended: 128, as containerd and the kubelet have it.
-
-        Args:
-            why: What crun or the agent said.
-            number: How often the container was restarted before.
-        """
+        """Say that a run could not be started, and return how it ended: 128, as containerd and the kubelet have it."""
         now = time.time()
         terminated: records.Terminated = {
             "exit_code": 128,

@@ -188,9 +188,7 @@ def exit_code(reporter: AgentReporter, plan: records.PodPlan, *, is_heard: bool)
 def unrecorded(report: records.Report, *, apps: Iterable[str]) -> int:
     """Return the exit code that tells how the pod ended, where nothing else will, and print what the report says.
 
-    Args:
-        report: The last one.
-        apps: The names of the containers that decide whether the pod succeeded.
+    The apps are the names of the containers that decide whether the pod succeeded.
     """
     brief = {**report, "events": []}
     print(records.END_LINE + json.dumps(brief, separators=(",", ":")), flush=True)  # noqa: T201 - the last way out

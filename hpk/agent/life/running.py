@@ -67,16 +67,7 @@ class RunningContainer:
         progress: Progress,
         on_running: Callable[[], None],
     ) -> None:
-        """Know what to follow.
-
-        Args:
-            context: The pod's.
-            run: The run.
-            plan: By which it ends; another than the one by which it began, once its image was changed.
-            recorder: Writes the container's part of the report.
-            progress: The container's.
-            on_running: Called when the process lives.
-        """
+        """Follow a run; its plan is another than the one by which it began, once its image was changed."""
         self._context, self._run, self.plan = context, run, plan
         self._recorder, self._progress, self._on_running = recorder, progress, on_running
         self._is_down = asyncio.Event()

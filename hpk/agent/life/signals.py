@@ -34,12 +34,9 @@ class SignalTarget(Protocol):
 
 
 class Handlers:
-    """Calls back in the event loop when a signal comes.
+    """Calls back in the event loop, of the process's first thread, when a signal comes.
 
     ``loop.add_signal_handler`` looks at each callback by ``inspect``, which costs a pod's start 3 ms to import.
-
-    Args:
-        loop: Of the agent, in the process's first thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -83,10 +80,7 @@ class Handlers:
 def listen(handlers: Handlers, pod: SignalTarget, plan: records.Warning | None) -> None:
     """Act on signals from now on, also on those that were blocked until now.
 
-    Args:
-        handlers: Of the agent.
-        pod: What is to be ended or signalled.
-        plan: What the warning means; None in a plan of an older kubelet.
+    The plan is None where it is an older kubelet's.
     """
     warning: records.Warning = plan or {"end_after": 0.0, "signal": None, "signal_after": 0.0}
     forward = _Forward(handlers.loop, pod)

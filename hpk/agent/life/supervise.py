@@ -20,10 +20,7 @@ async def restarted(
 ) -> Result:
     """Return what the work returns; begin it again, after a growing pause, whenever an exception ends it.
 
-    Args:
-        work: Is called for each attempt.
-        name: What a user would call it: "liveness probe".
-        on_fault: Is told in one line that it failed and will be started again.
+    The name is what a user would call it: "liveness probe"; `on_fault` is told in one line of each attempt that failed.
     """
     pause = FIRST_PAUSE_SECONDS
     while True:

@@ -27,11 +27,8 @@ RING_SECONDS = 0.5
 class Uplink:
     """Tells the kubelet of the reporter's reports.
 
-    Args:
-        dial: Makes the link, which is the reporter's uplink from then on.
-        reporter: Writes the reports.
-        ringer: Rings.
-        is_patient: Whether the pod's first second can do without a link.
+    `dial` makes the link, which is the reporter's uplink from then on; `is_patient` says whether the pod's first
+    second can do without it.
     """
 
     def __init__(

@@ -70,9 +70,7 @@ class Connection:
     def __init__(self, *, on_open: Callable[[Stream], bool], most_streams: int) -> None:
         """Know whom to ask about new streams; :attr:`carrier` must be set before anything comes.
 
-        Args:
-            on_open: Asked about each new stream; False resets it.
-            most_streams: That may be open at once; more are refused.
+        `on_open` is asked about each new stream; False resets it. More than `most_streams` at once are refused.
         """
         self.carrier: wire.Carrier
         self._on_open, self._most_streams = on_open, most_streams

@@ -174,14 +174,7 @@ class WebSocketClient:
 
 
 async def serve(client: Client, opener: sessions.Opener, uid: str, request: sessions.Exec | sessions.Attach) -> None:
-    """Carry one session from its beginning to its end; the client is told how it ended, whatever that was.
-
-    Args:
-        client: The client.
-        opener: Opens sessions into pods.
-        uid: The pod's.
-        request: What the client wants.
-    """
+    """Carry one session from its beginning to its end; the client is told how it ended, whatever that was."""
     doing = "executing command in container" if isinstance(request, sessions.Exec) else "attaching to container"
     try:
         if not await client.is_ready():
