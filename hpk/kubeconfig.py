@@ -43,10 +43,6 @@ def merge(document: bytes, *, into: Path | None = None) -> None:
     Doing it again replaces them.  A file that does not exist is made; the result is 0600 in any case, for it
     holds a key.
 
-    Args:
-        document: A kubeconfig as the control plane writes it.
-        into: The user's file; see :func:`path`.
-
     Raises:
         errors.Conflict: Somebody holds the file's lock for long.
         errors.Fatal: The file is no kubeconfig, or cannot be written.
@@ -68,9 +64,7 @@ def merge(document: bytes, *, into: Path | None = None) -> None:
 def remove(document: bytes, *, out_of: Path | None = None) -> bool:
     """Take ``hpk`` out of the file again; the context that was current before is current again.
 
-    Args:
-        document: The kubeconfig that was merged.  Another cluster's context, of another authority, stays.
-        out_of: The user's file; see :func:`path`.
+    Another cluster's context, of another authority than the document's, stays.
 
     Returns:
         Whether there was anything to take out.

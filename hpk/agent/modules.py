@@ -52,8 +52,7 @@ def install(file: str) -> None:
 class Finder:
     """Finds and loads modules (``importlib.abc.MetaPathFinder``, ``importlib.abc.Loader``).
 
-    Args:
-        descriptor: Of the open file, which stays open.
+    The descriptor is of the open file, which stays open.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -24,8 +24,7 @@ _ELSEWHERE = ("192.0.2.1", 9)
 def find(*, wanted: str = "") -> str:
     """The address to give to others.
 
-    Args:
-        wanted: The setting ``address`` (HPK_ADDRESS), which must be an address of this host if not empty.
+    The setting ``address`` (HPK_ADDRESS) must be one of this host if it is not empty.
 
     Raises:
         errors.Fatal: None found, or the wanted one is not ours.

@@ -182,12 +182,9 @@ async def take(
 ) -> int:
     """Take the directory, and return the number of our term.
 
-    Args:
-        files: The terms.
-        us: Written into our file.
-        is_gone: Returns when a holder (None: its file cannot be read) is gone, raises errors.Fatal while it lives.
-        settle: Pauses between the creation of our file and the look whether it is the last.
-        call: Calls each look and each change.
+    `is_gone` returns when a holder (None: its file cannot be read) is gone, and raises errors.Fatal while it lives;
+    `settle` pauses between the creation of our file and the look whether it is the last; `call` calls each look and
+    each change.
 
     Raises:
         errors.Fatal: Somebody else holds it.

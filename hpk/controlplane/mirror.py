@@ -96,8 +96,7 @@ class Mirror:
     def begin(self, ends: Mapping[str, int]) -> None:
         """Bring what the copy holds to this node, before etcd starts.
 
-        Args:
-            ends: What :func:`datadir.settle` said of the copy.
+        `ends` is what :func:`datadir.settle` said of the copy.
 
         Raises:
             errors.Retryable: There is no room here.
@@ -211,9 +210,8 @@ class Mirror:
     def _publish(self, database: Path, *, names: Sequence[str]) -> None:
         """Let this database take the copy's place.
 
-        Args:
-            database: Nothing is in it that is not in the log here by now.
-            names: The files of the log when it was made; no older ones are needed.
+        Nothing is in it by now that is not in the log here; `names` are the files of the log when it was made, and no
+        older ones are needed.
         """
         self._copy.make()
         self._check()

@@ -38,10 +38,7 @@ CHECK_SECONDS = 5.0
 class Link:
     """Any number of connections over one pair of streams.
 
-    Args:
-        reader: What the other end sends.
-        writer: Leads to the other end.
-        port: Where to connect, on this host's loopback, what the other end opens; None where it may not.
+    What the other end opens is connected to the port, on this host's loopback; if that is None, it may open nothing.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: "int | None" = None) -> None:

@@ -62,9 +62,8 @@ class Count:
     def member(self, entry: layers.Entry, *, plain_bytes: int) -> None:
         """Add a member.
 
-        Args:
-            entry: The member; a sparse file counts with its full size.
-            plain_bytes: How far the layer's unpacked stream has been read, headers included.
+        A sparse file counts with its full size. `plain_bytes` is how far the layer's unpacked stream has been read,
+        headers included.
 
         Raises:
             TooMuch: That is more than an image may have.

@@ -40,9 +40,7 @@ _CHUNK: Final = 1 << 20
 class Registry:
     """All registries, over one HTTP session; an async context manager that closes it.
 
-    Args:
-        insecure: ``host:port`` of registries that speak plain HTTP; loopback addresses always do.
-        sleep: Waits between attempts; given by tests.
+    The insecure ones (``host:port``) speak plain HTTP, as loopback addresses always do.
     """
 
     def __init__(

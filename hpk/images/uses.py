@@ -45,10 +45,8 @@ class Use:
 class Uses:
     """The uses of the images of one directory.
 
-    Args:
-        directory: Of the images.
-        pods: The directory of our own control plane's pods, where there is one.
-        knows: Whether our own API server has a pod of this UID that has not ended.
+    `pods` is the directory of our own control plane's pods, where there is one; `knows` says whether our own API server
+    has a pod of this UID that has not ended.
     """
 
     def __init__(

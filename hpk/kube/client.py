@@ -55,9 +55,7 @@ class Kube:
     async def from_kubeconfig(cls, path: Path | str, *, server: str = "") -> Self:
         """Connect as the current user of a kubeconfig file.
 
-        Args:
-            path: Of the file.
-            server: Where the API server is reached, if not where the file says.
+        `server` is where the API server is reached, if not where the file says.
 
         Raises:
             errors.Fatal: The file is missing or is no kubeconfig.

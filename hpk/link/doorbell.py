@@ -48,11 +48,8 @@ def _opened(data: bytes, key: bytes) -> bytes | None:
 class Doorbell(asyncio.DatagramProtocol):
     """The kubelet's end.
 
-    Args:
-        host: The address to listen on, the one that agents know: answers come from it.
-        is_known: Whether there is such a pod; of others nothing is read.
-        key: Returns a pod's key.
-        read: Reads a pod's report and acts on it; returns the newest sequence number, 0 if there is no report.
+    The host is the address that agents know: answers come from it. Of pods that are not known nothing is read; `read`
+    acts on a report, and returns the newest sequence number, 0 if there is none.
     """
 
     def __init__(
@@ -110,10 +107,7 @@ class Doorbell(asyncio.DatagramProtocol):
 class Ringer:
     """The agent's end; an uplink of its reporter.
 
-    Args:
-        uid: The pod's.
-        key: The pod's, in hexadecimal; None in a plan of an older kubelet: nothing is sent then.
-        endpoint_file: Says where the kubelet listens.
+    Without a key, which a plan of an older kubelet does not have, nothing is sent.
     """
 
     def __init__(self, uid: str, *, key: str | None, endpoint_file: str) -> None:

@@ -43,11 +43,8 @@ def changed_at(image: Path) -> int | None:
 def provide(directory: Path, *, image: Path, changed_at: int | None, root: Path = Path("/")) -> sandbox.Warmth | None:
     """Return the copies that jobs may bind, made if they are not there; None where that cannot be, as the log says.
 
-    Args:
-        directory: Of the copies; those of other images are removed.
-        image: hpk.sif, from which this program was started.
-        changed_at: Its time of change at that start.
-        root: Where hpk.sif's own files are.
+    Copies of other images are removed. `changed_at` is the time of change of hpk.sif when this program was started from
+    it; `root` is where its files are.
     """
     try:
         if changed_at is None:

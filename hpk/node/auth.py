@@ -87,8 +87,7 @@ def _is_under(path: str, prefix: str) -> bool:
 def user_of_certificate(certificate: Mapping[str, Any] | None) -> User | None:
     """The user that a verified certificate names (CN, and O for groups), or None if it names nobody.
 
-    Args:
-        certificate: As :meth:`ssl.SSLSocket.getpeercert` returns it: empty or None without a certificate.
+    It is as :meth:`ssl.SSLSocket.getpeercert` returns it: empty or None without a certificate.
     """
     pairs = [pair for rdn in (certificate or {}).get("subject", ()) for pair in rdn]
     name = next((value for key, value in pairs if key == "commonName"), "")

@@ -167,12 +167,7 @@ def tail_start(
     """Where the last entries of a file begin, found from its end backwards, and how many of them it does not have.
 
     An unfinished entry at the end (no newline yet) does not count as one.
-
-    Args:
-        read: Returns up to ``(count, offset)`` bytes of the file.
-        size: How long the file is.
-        entries: How many complete entries to keep; 0 for none.
-        block_bytes: How much to read at a time.
+    `read` returns up to ``(count, offset)`` bytes of the file.
     """
     missing = entries + 1  # the newline before the first entry that is wanted
     end = size
@@ -197,12 +192,7 @@ def since_start(
 
     Found from the end backwards, in strides that double: as much is left to be read as is wanted, or twice that.
     Where the writer's clock was set back, what it wrote before that counts as older.
-
-    Args:
-        read: Returns up to ``(count, offset)`` bytes of the file.
-        size: How long the file is.
-        since_ns: Unix nanoseconds.
-        step_bytes: The first stride.
+    `read` returns up to ``(count, offset)`` bytes of the file; the first stride is of `step_bytes`.
     """
     since = _stamp(since_ns)
     while True:

@@ -26,11 +26,7 @@ LOOK_SECONDS: Final = 60.0
 class ImageFs:
     """Looks at the images and at the room for them, and removes what nobody uses.
 
-    Args:
-        store: Whose images.
-        directory: Where they are.
-        others: Directories in which the kubelet must be able to write as well.
-        knows_pods: Set once it is known which pods there are: nothing is collected before.
+    The kubelet must be able to write in the other directories as well. Nothing is collected before `knows_pods` is set.
 
     Attributes:
         images: What there is.

@@ -26,10 +26,8 @@ PROBE: Final = bytes(4096)
 def measure(directories: Iterable[Path], *, may_be_anothers: bool = False) -> str:
     """Return why pods cannot be prepared now, in words that stay while it lasts; empty if they can be.  Blocks.
 
-    Args:
-        directories: Where there must be room.
-        may_be_anothers: Whether a directory that we may not write to is one that a site keeps for its users: what is
-            there is used, and room in it is not our concern.
+    `may_be_anothers` says whether a directory that we may not write to is one that a site keeps for its users: what is
+    there is used, and room in it is not our concern.
     """
     return next((why for directory in directories if (why := _why(directory, may_be_anothers=may_be_anothers))), "")
 

@@ -92,16 +92,8 @@ class Recorder:
     ) -> None:
         """Queue an event on the pod; never waits, never raises.
 
-        Args:
-            pod: Which it is about.
-            kind: Its type.
-            reason: In one word.
-            message: In many.
-            container: Whose it is, if one's.
-            at: When it happened; now, if None.
-            key: Tell it once ever under this key.
-            number: Of the agent's event: one that was told, or is older than the API server would keep it, is not news.
-            count: How often the agent has seen it.
+        With a key it is told once ever under this key. `number` is of the agent's event, and `count` how often the
+        agent has seen it: one that was told, or is older than the API server would keep it, is not news.
         """
         if number and not self._is_news(pod.metadata.uid, number, at):
             return

@@ -146,9 +146,7 @@ class Allocator(Protocol):
     async def release(self, allocation: Allocation, *, only_queued: bool = False) -> None:
         """End what runs there, queued or running; fine if it ended already.
 
-        Args:
-            allocation: Of the pod.
-            only_queued: Leave it alone if it has started, so that its agent can keep the pod's grace.
+        One that is `only_queued` is left alone if it has started, so that its agent can keep the pod's grace.
 
         Raises:
             errors.SlurmUnavailable: Not now.

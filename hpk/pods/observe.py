@@ -36,8 +36,7 @@ class Observer:
     async def look(self, pod: v1.Pod | None) -> None:
         """Read what the stream did not bring: the report's file, and a silent job's last words.
 
-        Args:
-            pod: None if its object is gone: how it ended is nobody's question then.
+        The pod is None if its object is gone: how it ended is nobody's question then.
 
         Raises:
             errors.Retryable: The file system does not say who runs the pod, or Slurm is away.

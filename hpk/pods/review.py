@@ -42,11 +42,8 @@ class Reviews:
     ) -> tuple[str | None, list[str]]:
         """Return why the object must not be so (None: it may), and what its maker should know all the same.
 
-        Args:
-            kind: Of the object.
-            raw: The object as it shall be.
-            old: As it is; None if it is created.
-            part: The subresource through which it is changed; empty for the object itself.
+        `old` is the object as it is, None if it is created; `part` the subresource through which it is changed, empty
+        for the object itself.
         """
         if kind == "Pod":
             return self._pod(raw) if old is None else (self._change(raw, old, part), [])

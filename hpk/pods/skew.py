@@ -18,11 +18,8 @@ def corrected(report: records.Report, *, earliest: float = -math.inf, latest: fl
 
     The agent knows once it has connected.  What it wrote before is moved, as a whole, no further than needed to lie
     between two moments of our own.
-
-    Args:
-        report: In the node's time.
-        earliest: In Unix seconds, when the pod's job was submitted: it began no earlier.
-        latest: In Unix seconds, when the report was read.
+    It is in the node's time. In Unix seconds, the pod's job was submitted at `earliest`, so that it began no earlier,
+    and the report was read at `latest`.
     """
     ahead = report.get("clock_ahead_seconds", 0.0)
     ahead = min(ahead, report["started_at"] - earliest)

@@ -62,9 +62,7 @@ def places(state: jobdir.State) -> frozenset[str]:
 def ours(jobs: Iterable[slurm_model.Job], *, places: Container[str]) -> dict[str, list[slurm_model.Job]]:
     """Return this state directory's jobs that are not over, by the UID of their pod.
 
-    Args:
-        jobs: All of the user's, of one of Slurm's answers.
-        places: Other directories' jobs, of another control plane, are none of ours.
+    Jobs of directories elsewhere, of another control plane, are none of ours.
     """
     found: dict[str, list[slurm_model.Job]] = {}
     for job in jobs:
@@ -85,12 +83,8 @@ def find(
 
     Those that wait; and those of pods that are gone while their directory is there, in whatever state.  Others that
     have started end by themselves: their agents find the claim, or no directory.
-
-    Args:
-        jobs: Ours, by the UID of their pod.
-        left: The UIDs of pods that are gone and whose directories are there.
-        followed: By UID, the allocations that workers follow.
-        pods: As they are now.  A pod without an allocation that is not over may yet adopt any of its jobs.
+    `left` are the UIDs of pods that are gone and whose directories are there; `followed` has, by UID, the allocations
+    that workers follow. A pod without an allocation that is not over may yet adopt any of its jobs.
     """
     for uid, mine in jobs.items():
         if not pods.is_known(uid):

@@ -34,10 +34,8 @@ class Slurm:
     async def submit(self, script: str, *, directory: Path, options: Iterable[str] = ()) -> str:
         """Submit a job and return its id.
 
-        Args:
-            script: The whole text; its bytes reach sbatch unchanged.
-            directory: Of the job; relative paths of its output are meant from there.
-            options: More of sbatch's options; they win over those in the script.
+        The script's bytes reach sbatch unchanged; the options win over those in it. Relative paths of its output are
+        meant from the directory.
 
         Raises:
             errors.JobRefused: For good, in sbatch's own words.

@@ -227,9 +227,7 @@ def _is_gpu(item: str) -> bool:
 def parse(text: str, *, source: str) -> dict[str, str | None]:
     """The options in ``text`` by Slurm's long name, in their order; the last of several wins; None is no value.
 
-    Args:
-        text: Such as ``-p "my part" --gres=gpu:2 --hold``.
-        source: Where it stands, for the message: ``annotation slurm.hpk.io/flags``.
+    The source is for the message: ``annotation slurm.hpk.io/flags``.
 
     Raises:
         errors.PodRefused: A quote is open, an option is unknown, lacks its value, or would break the pod.

@@ -67,9 +67,7 @@ def attached(helper: int) -> None:
 def pasta(address: records.Address, *, target: list[str]) -> list[str]:
     """The command that connects a network namespace: out by every port, in by none.
 
-    Args:
-        address: The pod's.
-        target: What names the namespaces: a process, or options.
+    The target names the namespaces: a process, or options.
     """
     argv = [PASTA, "--quiet", "--config-net", "--ipv4-only"]
     argv += ["--address", address["ip"], "--netmask", str(address["prefix_length"])]

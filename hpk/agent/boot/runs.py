@@ -88,11 +88,7 @@ def begin(
 ) -> ContainerRun:
     """Start crun for a container.
 
-    Args:
-        box: The pod's.
-        container: The plan.
-        number: How often it was restarted.
-        neighbour: The run of another container whose processes it shares.
+    The neighbour is the run of another container whose processes it shares.
 
     Raises:
         OSError: The root file system or a mount cannot be made, or the neighbour has ended.
