@@ -105,10 +105,7 @@ class Slurm:
         Raises:
             errors.SlurmUnavailable: No answer.
         """
-        result = await self._runner.run("scontrol", "show", "job", job_id)
-        if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
-            return parse.field(result.text, name="StdOut")
-        raise errors.SlurmUnavailable(result.error or f"scontrol {result.how}")
+        return parse.field(await self._shown(job_id), name="StdOut")
 
     async def details(self, job_id: str) -> model.Job | None:
         """Return what slurmctld still knows of a job, its exit code included, or None if it has forgotten it.
@@ -116,9 +113,12 @@ class Slurm:
         Raises:
             errors.SlurmUnavailable: No answer.
         """
+        return parse.job_details(await self._shown(job_id))
+
+    async def _shown(self, job_id: str) -> str:
         result = await self._runner.run("scontrol", "show", "job", job_id)
-        if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
-            return parse.job_details(result.text)
+        if _is_answer(result):
+            return result.text
         raise errors.SlurmUnavailable(result.error or f"scontrol {result.how}")
 
     async def accounting(self, ids: Iterable[str]) -> dict[str, model.Job]:
@@ -163,7 +163,7 @@ class Slurm:
         options = [] if signal is None else [f"--signal={signal}", "--batch"]
         options += ["--state=PENDING"] if only_pending else []
         result = await self._runner.run("scancel", *options, job_id)
-        if result.end == "exited" and (result.code == 0 or _is_gone(result.error)):
+        if _is_answer(result):
             return
         text = result.error or f"scancel {result.how}"
         if "denied" in text.lower():
@@ -176,11 +176,10 @@ class Slurm:
         Raises:
             errors.SlurmUnavailable: No answer; ask again.
         """
-        wanted = list(ids)
-        if not wanted:
+        if not (wanted := list(ids)):
             return
         result = await self._runner.run("scancel", *wanted)
-        if result.end != "exited" or (result.code != 0 and not _is_gone(result.error)):
+        if not _is_answer(result):
             raise errors.SlurmUnavailable(result.error or f"scancel {result.how}")
 
     async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
@@ -286,5 +285,7 @@ def _check_read(result: runner.Result, command: str, found: Sized) -> None:
         )
 
 
-def _is_gone(text: str) -> bool:
-    return "Invalid job id" in text or "already completing" in text or "already finished" in text
+def _is_answer(result: runner.Result) -> bool:
+    """Return whether the command did its work, or says that the job is gone."""
+    gone = ("Invalid job id", "already completing", "already finished")
+    return result.end == "exited" and (result.code == 0 or any(words in result.error for words in gone))
