@@ -13,7 +13,7 @@ import structlog
 from hpk.aio import clock, descriptors
 from hpk.images import collect, store, uses
 from hpk.kube import client, informer
-from hpk.link import doorbell
+from hpk.link import doorbell, wire
 from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
 from hpk.node import auth, configz, imagefs, node, nodestatus
@@ -36,7 +36,6 @@ SUBMISSIONS_AT_ONCE = 8
 """Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
 AGENT_CERTIFICATE_DAYS = 3650
 """A pod may run for as long as the authority lasts, and its certificate is good for nothing but its own link."""
-LINK_SERVER_NAME = "hpk-kubelet"
 LISTEN = "0.0.0.0"  # noqa: S104 - the API server, agents and users come from other nodes; all of it is mutual TLS
 
 
@@ -120,7 +119,7 @@ class Kubelet:
         await self._allocator.sweep(self.pods)
 
     def _make_link(self, control_plane: plane.ControlPlane) -> link_server.LinkServer:
-        certificate = control_plane.link.issue(LINK_SERVER_NAME, dns_names=(LINK_SERVER_NAME,), is_server=True)
+        certificate = control_plane.link.issue(wire.SERVER_NAME, dns_names=(wire.SERVER_NAME,), is_server=True)
         return link_server.LinkServer(
             host=LISTEN,
             ca=control_plane.link.certificate_pem,

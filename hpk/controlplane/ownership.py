@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpk import jobdir
+from hpk.host import protocol
 
 if TYPE_CHECKING:
     from hpk.slurm import model
 
 MARK = "hpk-control-plane"
 """Begins the comment of a control plane's job; ``:`` and the state directory follow once that is known."""
-FILE = "owner.json"
+FILE = protocol.OWNER_FILE
 _SAME_SECONDS = 2.0
 """Two readings of one start time may differ by rounding."""
 

@@ -33,7 +33,7 @@ class Target:
 
     def __init__(self, state: str) -> None:
         try:
-            with open(os.path.join(state, "state", "owner.json")) as file:
+            with open(os.path.join(state, "state", protocol.OWNER_FILE)) as file:
                 owner = json.load(file)
             with open(os.path.join(state, "kubeconfig")) as file:
                 found = re.search(r"server: https://[^\s]+:(\d+)", file.read())

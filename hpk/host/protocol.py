@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     """Code, stdout, stderr and end, as in the answer."""
 
 VERSION = 1
+OWNER_FILE = "owner.json"
+"""In the control plane's directory: who holds it (:mod:`hpk.controlplane.ownership`)."""
 LENGTH = struct.Struct(">I")
 MAX_HEADER = 16 << 20
 MAX_STDIN = 64 << 20

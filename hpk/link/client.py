@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from hpk import records
 
 PROTOCOL = 5
-SERVER_NAME = "hpk-kubelet"
-"""The name in the kubelet's certificate, wherever it runs."""
 FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
 """gRPC would let what a session holds that nobody reads grow to many megabytes for each."""
 LARGE_FRAMES = ("grpc.http2.max_frame_size", 1 << 20)
 """A piece of a session in one HTTP/2 frame, not in 32: a seventh less to do for each end."""
 OPTIONS = (
-    ("grpc.ssl_target_name_override", SERVER_NAME),
+    ("grpc.ssl_target_name_override", wire.SERVER_NAME),
     # A compute node that vanishes, or a control plane that moves, is noticed within half a minute.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -83,7 +83,7 @@ class LinkServer:
 
         Args:
             ca: PEM of who may be an agent.
-            certificate: PEM of ours, for the name ``hpk-kubelet``.
+            certificate: PEM of ours, for :data:`wire.SERVER_NAME`.
             key: PEM of ours.
             on_report: Called with each report, one at a time for each pod; the agent is told when it returns.
             on_connected: Called when a pod's agent has said hello.

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 SERVICE = "hpk.link.v1.Link"
 SESSION = f"/{SERVICE}/Session"
+SERVER_NAME = "hpk-kubelet"
+"""The name in the kubelet's certificate, wherever it runs."""
 _Message = TypeVar("_Message")
 _VARINT, _BYTES = 0, 2
 """Protobuf's wire types."""

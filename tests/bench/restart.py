@@ -27,7 +27,7 @@ import structlog
 
 from hpk import jobdir
 from hpk.link import client as link_client
-from hpk.link import doorbell
+from hpk.link import doorbell, wire
 from hpk.link import server as link_server
 from hpk.pods import submit
 from hpk.slurm import model, poller
@@ -86,7 +86,7 @@ class World(path.World):
 
     async def run(self) -> None:
         """Run it until cancelled."""
-        certificate, key = link.authority().issue(link_client.SERVER_NAME)
+        certificate, key = link.authority().issue(wire.SERVER_NAME)
         self.link = link_server.LinkServer(
             ca=link.authority().pem,
             certificate=certificate,

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hpk import jobdir
-from hpk.link import client, server
+from hpk.link import client, server, wire
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -86,7 +86,7 @@ class Kubelet:
 
     async def listen(self) -> None:
         """Start a server and write down where it is."""
-        certificate, key = authority().issue(client.SERVER_NAME)
+        certificate, key = authority().issue(wire.SERVER_NAME)
         self.server = server.LinkServer(
             ca=authority().pem,
             certificate=certificate,
