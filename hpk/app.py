@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from hpk import aiotasks, errors, jobdir, kubeconfig, kubelet
 from hpk import cluster as slurm_cluster
-from hpk import errors, jobdir, kubeconfig, kubelet
 from hpk.aio import forever, memory, service, signals
 from hpk.controlplane import plane
 from hpk.kube import client, informer
@@ -53,7 +53,7 @@ async def serve(settings: config.Settings) -> None:
     with signals.caught() as stop:
         async with plane.prepared(settings) as control_plane, asyncio.TaskGroup() as outer:
             running = outer.create_task(forever.forever("control plane", control_plane.run()), name="control plane")
-            await _first(stop.wait(), control_plane.serving.wait())
+            await aiotasks.first_of(stop, control_plane.serving)
             if stop.number is None:
                 running_kubelet = _run_kubelet(settings, control_plane, image_changed_at=image_changed_at)
                 task = outer.create_task(running_kubelet, name="kubelet")
@@ -62,16 +62,6 @@ async def serve(settings: config.Settings) -> None:
                 await asyncio.wait([task])
             LOG.info("Stopping", signal=str(stop.number))
             running.cancel()
-
-
-async def _first(*waits: Any) -> None:
-    """Return as soon as one of these is done."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def _run_kubelet(

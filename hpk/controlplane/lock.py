@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
-from hpk import errors, jobdir
+from hpk import aiotasks, errors, jobdir
 from hpk.controlplane import ownership, terms
 from hpk.controlplane.ownership import Owner
 
@@ -93,8 +93,7 @@ class Lock:
 
     async def close(self) -> None:
         """Stop beating."""
-        self._beating.cancel()
-        await asyncio.gather(self._beating, return_exceptions=True)
+        await aiotasks.cancel(self._beating)
 
     async def _beat_forever(self, seconds: float) -> None:
         while True:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from hpk import jobdir
+from hpk import aiotasks, jobdir
 from hpk.link import link_pb2, link_pb2_grpc, peer, sessions, wire
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ class LinkClient:
     async def close(self) -> None:
         """Hang up."""
         if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await aiotasks.cancel(self._task)
 
     def publish(self, sequence: int, data: bytes) -> None:
         """Have the kubelet told, now or when it can be reached."""

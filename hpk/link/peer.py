@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from hpk import aiotasks
 from hpk.link import heap, link_pb2, sessions, wire
 
 if TYPE_CHECKING:
@@ -140,10 +141,7 @@ class Sessions:
 
     async def close(self) -> None:
         """Give all up: the connection is."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await aiotasks.cancel(*self._tasks.values())
 
     async def _run(self, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
         call = dial()
@@ -157,9 +155,7 @@ class Sessions:
             if work.done():
                 await waiting  # until the kubelet has read all
         finally:
-            work.cancel()
-            waiting.cancel()
-            await asyncio.gather(work, waiting, return_exceptions=True)
+            await aiotasks.cancel(work, waiting)
             call.cancel()
 
     def _piece_bytes(self) -> int:

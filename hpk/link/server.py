@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from hpk import errors
+from hpk import aiotasks, errors
 from hpk.link import client, doorbell, heap, link_pb2, opener, sessions, wire
 
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ class LinkServer:
                 yield message
         finally:
             if listening:
-                listening.cancel()
-                await asyncio.gather(listening, return_exceptions=True)
+                await aiotasks.cancel(listening)
             if self._streams.get(uid) is stream:
                 del self._streams[uid]
                 self._opener.lose(uid)

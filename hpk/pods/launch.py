@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from hpk import errors, jobdir
+from hpk import aiotasks, errors, jobdir
 from hpk.kube import v1
 from hpk.pods import admit, fit, gate, life, observe, prepare, submit, tokens
 
@@ -182,8 +182,7 @@ class Launch:
             return working.result() if working.done() else None
         finally:
             stop()
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            await aiotasks.cancel(working)
 
     async def _submit(self, pod: v1.Pod, ready: prepare.Ready) -> None:
         """Write the pod's directory and call sbatch, in turn, unless the pod was deleted before that."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from hpk import aiotasks
 from hpk.aio import backoff
 
 if TYPE_CHECKING:
@@ -66,10 +67,7 @@ class Queue:
             self._is_open = False
             for timer in self._timers.values():
                 timer.cancel()
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await aiotasks.cancel(*self._tasks.values())
 
     def _start(self, uid: str) -> None:
         self._tasks[uid] = asyncio.get_running_loop().create_task(self._rounds(uid), name=f"pod {uid}")

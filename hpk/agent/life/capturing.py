@@ -11,6 +11,7 @@ import collections
 import os
 import time
 
+from hpk import aiotasks
 from hpk.agent.life import descriptors, logs, supervise
 
 _CHUNK = 64 * 1024
@@ -122,9 +123,7 @@ class Capture:
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_seconds)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await aiotasks.cancel(*tasks)
         self._end_taps()
         self._writer.end(self._file)
         await self._writer.flushed(timeout_seconds=timeout_seconds)

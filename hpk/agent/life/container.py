@@ -8,6 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from hpk import aiotasks
 from hpk.agent.boot import volumes
 from hpk.agent.life import recording, restarts, running, starting, supervise
 
@@ -90,7 +91,7 @@ class ContainerRunner:
             self._recorder.backing_off(seconds, pod=self._context.pod_name)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await first_of(self._wants_stop, self._has_changed)
+                    await aiotasks.first_of(self._wants_stop, self._has_changed)
         if self._wants_stop.is_set():
             self._recorder.not_restarted(ended)
             return False
@@ -188,20 +189,10 @@ class ContainerRunner:
                 self._recorder.event("Normal", "Killing", f"Stopping container {self.plan['name']}")
                 await self._running.terminate(limit, turn=turn)
                 await is_done.wait()
-            elif not await limit.allows(first_of(is_up, is_done)):
-                await first_of(is_up, is_done)  # starting takes moments; then it is killed
+            elif not await limit.allows(aiotasks.first_of(is_up, is_done)):
+                await aiotasks.first_of(is_up, is_done)  # starting takes moments; then it is killed
 
     def signal(self, number: int) -> None:
         """Send a signal to its process, if that lives."""
         if self._running:
             self._running.signal(number)
-
-
-async def first_of(*events: asyncio.Event) -> None:
-    """Wait until one of them is set."""
-    tasks = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

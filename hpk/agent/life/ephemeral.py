@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpk import aiotasks
 from hpk.agent.life import container, starting
 
 if TYPE_CHECKING:
@@ -61,4 +62,4 @@ class EphemeralRunner(container.ContainerRunner):
         name = target.plan["name"]
         why = f"Cannot share the processes of container {name} yet: it is not running"
         self._recorder.waiting("CreateContainerError", why)
-        await container.first_of(target.progress.is_up, target.progress.is_done, self._wants_stop)
+        await aiotasks.first_of(target.progress.is_up, target.progress.is_done, self._wants_stop)

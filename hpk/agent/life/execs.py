@@ -11,7 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpk import jobdir
+from hpk import aiotasks, jobdir
 from hpk.agent.boot import oci, processes, quickjson, runs
 from hpk.agent.life import descriptors, starting
 
@@ -197,8 +197,7 @@ class _Output:
             self.data = (self.data + chunk)[:MOST_OUTPUT]
 
     async def close(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+        await aiotasks.cancel(self.task)
         os.close(self._descriptor)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from hpk import aiotasks
 from hpk.agent.life import container, deadline, ephemeral, report, supervise
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class PodRunner:
 
     async def _unless_stopping(self, event: asyncio.Event) -> None:
         """Wait for it, or for the wish to end the pod."""
-        await container.first_of(event, self._context.is_stopping)
+        await aiotasks.first_of(event, self._context.is_stopping)
 
     async def _stop(self, limit: deadline.Deadline) -> None:
         """Stop what runs: apps, init and ephemeral containers at once, then sidecars from last to first."""

@@ -10,6 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from hpk import aiotasks
 from hpk.agent.boot import processes, runs
 from hpk.agent.life import (
     capturing,
@@ -138,9 +139,7 @@ class RunningContainer:
             self.capture = None
             self._progress.is_up.clear()
             self._is_down.set()
-            for companion in companions:
-                companion.cancel()
-            await asyncio.gather(*companions, return_exceptions=True)
+            await aiotasks.cancel(*companions)
         finished_at = time.time()
         if processes.exit_code(status) == _KILLED and not self._was_killed:
             self._is_over_memory |= self._context.memory.kills.rose(since=run.kills_before)

@@ -7,6 +7,7 @@ import errno
 import socket
 from typing import TYPE_CHECKING
 
+from hpk import aiotasks
 from hpk.agent.life import descriptors
 from hpk.link import sessions
 
@@ -41,9 +42,7 @@ async def serve(port: int, client: peer.Peer) -> sessions.Ended:
             text = f"connection to localhost:{port} broke: {descriptors.words(error)}"
             return sessions.Ended(error=text, reason="ConnectionReset")
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            await aiotasks.cancel(*ways)
     return sessions.Ended()
 
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from hpk import aiotasks
 from hpk.agent.boot import consoles, runs
 from hpk.agent.life import descriptors, execs
 from hpk.agent.serve import forward
@@ -152,8 +153,7 @@ async def _delivered(command: execs.Command, console: consoles.Console) -> int:
             raise execs.NotRunning("crun ended without making a terminal")
         return console.take()
     finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        await aiotasks.cancel(waiting)
 
 
 async def _accompany(command: execs.Command, ends: _Ends, client: peer.Peer) -> sessions.Ended:
@@ -166,9 +166,7 @@ async def _accompany(command: execs.Command, ends: _Ends, client: peer.Peer) -> 
     except execs.NotRunning as error:
         return _not_run(error)
     finally:
-        for task in (feeding, *copying):
-            task.cancel()
-        await asyncio.gather(feeding, *copying, return_exceptions=True)
+        await aiotasks.cancel(feeding, *copying)
     return sessions.Ended(exit_code=code)
 
 
@@ -253,8 +251,7 @@ async def _attach(
                 await client.send(_CHANNELS[item[0]], item[1])
     finally:
         capture.untap(tap)
-        feeding.cancel()
-        await asyncio.gather(feeding, return_exceptions=True)
+        await aiotasks.cancel(feeding)
         close_input()
         if ends.terminal is not None:
             os.close(ends.terminal)

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from hpk import aiotasks
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -78,8 +80,7 @@ class Uplink:
         self._stop_waiting()
         self._ringer.close()
         if self._link:
-            self._link.cancel()
-            await asyncio.gather(self._link, return_exceptions=True)
+            await aiotasks.cancel(self._link)
 
     async def _begin(self) -> None:
         if self._is_patient:

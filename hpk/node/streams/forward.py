@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from hpk import errors
+from hpk import aiotasks, errors
 from hpk.link import sessions
 from hpk.node.streams import asked, channels, connection, wire
 
@@ -67,10 +67,7 @@ class Forwarder:
 
     async def close(self) -> None:
         """Give all up."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await aiotasks.cancel(*self._tasks)
 
     async def _carry(self, end: End, port: int, is_given_up: asyncio.Event) -> None:
         error = ""
@@ -95,9 +92,7 @@ class Forwarder:
             await asyncio.wait({outward, left}, return_when=asyncio.FIRST_COMPLETED)
             return outward.result() if outward.done() else ""
         finally:
-            for task in (outward, inward, left):
-                task.cancel()
-            await asyncio.gather(outward, inward, left, return_exceptions=True)
+            await aiotasks.cancel(outward, inward, left)
             await session.abort()
 
 

@@ -1,0 +1,33 @@
+"""Asyncio's tasks, as the kubelet and the agents both wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+class Event(Protocol):
+    """Something that comes once."""
+
+    def wait(self) -> Coroutine[Any, Any, object]:
+        """Wait for it."""
+
+
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel the tasks, and wait until they have ended, however that was."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_of(*events: Event) -> None:
+    """Wait until one of them has come."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
