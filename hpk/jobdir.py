@@ -197,3 +197,11 @@ def read_json(path: str) -> Any:
     except (FileNotFoundError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def peek_json(path: str) -> Any:
+    """Return the record in the file as :func:`read_json`, or None also where the file system does not say."""
+    try:
+        return read_json(path)
+    except OSError:
+        return None

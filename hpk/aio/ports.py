@@ -97,10 +97,7 @@ class Book:
         self._held.clear()
 
     def _read(self) -> dict[str, int]:
-        try:
-            recorded = jobdir.read_json(str(self._path)) or {}
-        except OSError:
-            recorded = {}  # a wish, not a fact: without it we choose afresh
+        recorded = jobdir.peek_json(str(self._path)) or {}  # a wish, not a fact: without it we choose afresh
         return {name: port for name, port in recorded.items() if isinstance(port, int) and 0 < port < 65536}  # noqa: PLR2004
 
 

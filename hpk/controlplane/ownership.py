@@ -74,10 +74,7 @@ def read(directory: Path) -> Owner | None:
 
     Whether it lives, Slurm knows.
     """
-    try:
-        return parse(jobdir.read_json(str(directory / FILE)))
-    except (OSError, ValueError):
-        return None
+    return parse(jobdir.peek_json(str(directory / FILE)))
 
 
 class Relation(enum.Enum):

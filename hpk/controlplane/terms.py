@@ -44,9 +44,7 @@ class Terms:
 
     def holder(self, number: int) -> Owner | None:
         """Return who wrote the file; None if that cannot be read (yet), or the file is gone."""
-        with contextlib.suppress(OSError):
-            return self.read(number)
-        return None
+        return ownership.parse(jobdir.peek_json(str(self._path(number))))
 
     def read(self, number: int) -> Owner | None:
         """Return who wrote the file; None if it is gone or says nothing.

@@ -46,10 +46,7 @@ def mark(directory: Path, *, ours: str = hpk.__version__) -> None:
 
 def recorded(directory: Path) -> str:
     """Return the version of the program that used the directory last; empty if none has said so."""
-    try:
-        return str((jobdir.read_json(str(directory / FILE)) or {}).get("hpk") or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
+    return str((jobdir.peek_json(str(directory / FILE)) or {}).get("hpk") or "")
 
 
 def _minor(version: str) -> tuple[int, ...]:

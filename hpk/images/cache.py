@@ -30,7 +30,7 @@ from hpk import jobdir
 from hpk.images import image
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from hpk.images import reference
@@ -78,7 +78,7 @@ class Cache:
         if known is not None and known[:2] == (version, _fingerprint(known[2].file)):
             return known[2]
         self._checked.pop(name, None)
-        link = _read_object(file)
+        link = jobdir.peek_json(str(file))
         if link is None or link.get("reference") != name:
             return None
         stored = self.load(str(link.get("manifest")), reference=name, digest=str(link.get("digest")))
@@ -90,7 +90,7 @@ class Cache:
     def load(self, manifest: str, *, reference: str, digest: str) -> Stored | None:
         """Return the converted image of a manifest, None if it is not there or not sound."""
         file = self.file(manifest)
-        meta = _read_object(file.with_suffix(".json"))
+        meta = jobdir.peek_json(str(file.with_suffix(".json")))
         if meta is None or meta.get("version") != VERSION or not _is_sound(file, size=meta.get("size")):
             return None
         try:
@@ -117,7 +117,7 @@ class Cache:
             OSError: The file system refused.
         """
         for name in dict.fromkeys((f"{wanted.name}@{digest}", wanted.key)):
-            is_pinned = (_read_object(self._reference_file(name)) or {}).get("pinned") is True
+            is_pinned = (jobdir.peek_json(str(self._reference_file(name))) or {}).get("pinned") is True
             self._link(name, digest=digest, manifest=manifest, is_pinned=is_pinned)
 
     def pin(self, wanted: reference.Reference, stored: Stored) -> None:
@@ -126,7 +126,7 @@ class Cache:
         Raises:
             OSError: The file system refused.
         """
-        if (_read_object(self._reference_file(wanted.key)) or {}).get("pinned") is not True:
+        if (jobdir.peek_json(str(self._reference_file(wanted.key))) or {}).get("pinned") is not True:
             self._link(wanted.key, digest=stored.digest, manifest=stored.manifest, is_pinned=True)
 
     def _link(self, name: str, *, digest: str, manifest: str, is_pinned: bool) -> None:
@@ -154,14 +154,10 @@ class Cache:
     def references(self) -> list[Stored]:
         """Return all references whose image is there, by name."""
         found = []
-        for file in sorted(_files(self._directory / "references")):
-            link = _read_object(file)
-            if link is not None:
-                stored = self.load(
-                    str(link.get("manifest")), reference=str(link.get("reference")), digest=str(link.get("digest"))
-                )
-                if stored is not None:
-                    found.append(stored)
+        for _, link in _links(self._directory / "references"):
+            name, digest = str(link.get("reference")), str(link.get("digest"))
+            if stored := self.load(str(link.get("manifest")), reference=name, digest=digest):
+                found.append(stored)
         return sorted(found, key=lambda stored: stored.reference)
 
     # What the collector needs; a key is the files' common name.
@@ -173,13 +169,11 @@ class Cache:
         """
         names: dict[str, list[str]] = {}
         pinned: set[str] = set()
-        for file in sorted(_files(self._directory / "references")):
-            link = _read_object(file)
-            if link is not None:
-                key = self.file(str(link.get("manifest"))).stem
-                names.setdefault(key, []).append(str(link.get("reference")))
-                if link.get("pinned") is True:
-                    pinned.add(key)
+        for _, link in _links(self._directory / "references"):
+            key = self.file(str(link.get("manifest"))).stem
+            names.setdefault(key, []).append(str(link.get("reference")))
+            if link.get("pinned") is True:
+                pinned.add(key)
         return {key: _told(found) for key, found in names.items()}, pinned
 
     def sizes(self) -> dict[str, int]:
@@ -234,9 +228,8 @@ class Cache:
         if not is_back:
             (self._directory / f"{key}.sqfs").unlink(missing_ok=True)
             (self._directory / f"{key}.used").unlink(missing_ok=True)
-            for file in _files(self._directory / "references"):
-                link = _read_object(file)
-                if link is not None and self.file(str(link.get("manifest"))).stem == key:
+            for file, link in _links(self._directory / "references"):
+                if self.file(str(link.get("manifest"))).stem == key:
                     file.unlink(missing_ok=True)
         (self._directory / f"{key}.condemned").unlink(missing_ok=True)
         return not is_back
@@ -274,6 +267,13 @@ def _files(directory: Path) -> list[Path]:
         return []
 
 
+def _links(directory: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the references that can be read, with their files; sorted."""
+    for file in sorted(_files(directory)):
+        if (link := jobdir.peek_json(str(file))) is not None:
+            yield file, link
+
+
 def _told(names: Collection[str]) -> list[str]:
     """Return the names that a person wants to read: those by digest are left out beside those by tag."""
     tagged = {name.rpartition(":")[0] for name in names if "@" not in name}
@@ -300,12 +300,3 @@ def _fingerprint(file: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _read_object(file: Path) -> Mapping[str, Any] | None:
-    """Return a JSON object, or None if the file is absent, unreadable or something else: then it is made again."""
-    try:
-        found: Mapping[str, Any] | None = jobdir.read_json(str(file))
-    except OSError:
-        return None
-    return found

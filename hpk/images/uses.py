@@ -145,8 +145,5 @@ class Uses:
 
 def _is_finished(pod: Path) -> bool:
     """Whether the pod's agent has said that nothing of it runs any more."""
-    try:
-        report = jobdir.read_json(jobdir.PodDirectory(str(pod)).report)
-    except (OSError, ValueError):
-        return False
-    return isinstance(report, dict) and bool(report.get("finished_at"))
+    report = jobdir.peek_json(jobdir.PodDirectory(str(pod)).report)
+    return bool(report and report.get("finished_at"))

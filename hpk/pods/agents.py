@@ -122,12 +122,8 @@ class Agents:
 
     async def _submitted_at(self, uid: str) -> float:
         """When the pod's job was, in Unix seconds; long ago if that is not known."""
-        try:
-            submission: records.Submission | None = await asyncio.to_thread(
-                jobdir.read_json, self._state.pod(uid).submission
-            )
-        except OSError:
-            submission = None
+        path = self._state.pod(uid).submission
+        submission: records.Submission | None = await asyncio.to_thread(jobdir.peek_json, path)
         at = submission.get("submitted_at") if submission else None
         return at if isinstance(at, int | float) else -math.inf
 

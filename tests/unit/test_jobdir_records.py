@@ -29,6 +29,7 @@ def test_a_record_that_cannot_be_read_is_missing(tmp_path: Path, torn: bytes) ->
     path.mkdir()
     with pytest.raises(OSError, match="directory"):
         jobdir.read_json(str(path))
+    assert jobdir.peek_json(str(path)) is None
 
 
 def test_bytes_that_are_no_text_come_back(tmp_path: Path) -> None:

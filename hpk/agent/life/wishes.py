@@ -48,17 +48,8 @@ class Wishes:
             self._is_signalled.clear()
             if not is_signalled and self._is_connected():
                 continue
-            wish = await asyncio.to_thread(_read, self._path)
+            wish: records.Wish | None = await asyncio.to_thread(jobdir.peek_json, self._path)
             if wish is not None:
                 self._pod.end(wish["reason"], message=wish["message"], grace_seconds=wish["grace_seconds"])
             elif is_signalled:
                 self._pod.end("Deleted")
-
-
-def _read(path: str) -> records.Wish | None:
-    """The wish; None where there is none, or none that can be read now."""
-    try:
-        wish: records.Wish | None = jobdir.read_json(path)
-    except (OSError, ValueError):
-        return None
-    return wish
