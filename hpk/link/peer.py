@@ -36,7 +36,7 @@ class Peer:
     """The client of one session, as the agent sees it.
 
     When the client is gone, the task that serves the session is cancelled.  Reads and writes are tasks of their own, so
-    that one may be cancelled alone: gRPC would end the whole call.
+    that one may be cancelled alone: gRPC would end the whole call.  Whatever sends raises Gone if the client is gone.
     """
 
     def __init__(self, call: Any, *, piece_bytes: Callable[[], int]) -> None:
@@ -60,27 +60,15 @@ class Peer:
         return event
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Hand on data, at most ``sessions.CHUNK``; waits for room.
-
-        Raises:
-            Gone: The client is gone.
-        """
+        """Hand on data, at most ``sessions.CHUNK``; waits for room."""
         await self._say(sessions.Data(channel, data))
 
     async def close(self, channel: int) -> None:
-        """Say that no more data comes on this channel.
-
-        Raises:
-            Gone: The client is gone.
-        """
+        """Say that no more data comes on this channel."""
         await self._say(sessions.Closed(channel))
 
     async def end(self, ended: sessions.Ended) -> None:
-        """Say the last word.
-
-        Raises:
-            Gone: The client is gone.
-        """
+        """Say the last word."""
         await self._say(ended)
 
     async def _say(self, event: sessions.Event) -> None:

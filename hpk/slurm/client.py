@@ -23,7 +23,10 @@ TUNNEL_SECONDS = 110.0
 
 
 class Slurm:
-    """Slurm's commands as calls; each is one command on the host, none is repeated by itself."""
+    """Slurm's commands as calls; each is one command on the host, none is repeated by itself.
+
+    Each raises errors.SlurmUnavailable if there is no answer, which says nothing about any job.
+    """
 
     def __init__(self, runner: runner.Runner, *, uid: int | None = None) -> None:
         self._runner = runner
@@ -100,19 +103,11 @@ class Slurm:
         return found
 
     async def output(self, job_id: str) -> str | None:
-        """The file that the job's script writes to, or None if slurmctld no longer knows the job.
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
-        """
+        """The file that the job's script writes to, or None if slurmctld no longer knows the job."""
         return parse.field(await self._shown(job_id), name="StdOut")
 
     async def details(self, job_id: str) -> model.Job | None:
-        """Return what slurmctld still knows of a job, its exit code included, or None if it has forgotten it.
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
-        """
+        """Return what slurmctld still knows of a job, its exit code included, or None if it has forgotten it."""
         return parse.job_details(await self._shown(job_id))
 
     async def _shown(self, job_id: str) -> str:
@@ -122,11 +117,7 @@ class Slurm:
         raise errors.SlurmUnavailable(result.error or f"scontrol {result.how}")
 
     async def accounting(self, ids: Iterable[str]) -> dict[str, model.Job]:
-        """What accounting knows of these jobs; empty where the site has none.
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
-        """
+        """What accounting knows of these jobs; empty where the site has none."""
         wanted = ",".join(ids)
         if not wanted:
             return {}
@@ -183,11 +174,7 @@ class Slurm:
             raise errors.SlurmUnavailable(result.error or f"scancel {result.how}")
 
     async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
-        """Return what the gateway's host has: see :func:`hpk.host.survey.site` for the keys.
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
-        """
+        """Return what the gateway's host has: see :func:`hpk.host.survey.site` for the keys."""
         found: dict[str, Any] = json.loads((await self._query("site", apptainer)).text)
         return found
 
@@ -216,11 +203,7 @@ class Slurm:
         return bool(codes) and codes[-1] is not None
 
     async def capacity(self) -> model.Capacity:
-        """What the cluster's usable nodes have.
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
-        """
+        """What the cluster's usable nodes have."""
         result = await self._query("sinfo", "--local", "--noheader", "--Node", f"--format={parse.SINFO_FORMAT}")
         capacity = parse.capacity(result.text)
         _check_read(result, "sinfo", capacity.nodes)
@@ -228,20 +211,12 @@ class Slurm:
         return capacity
 
     async def partition_names(self) -> frozenset[str]:
-        """All partitions' names, those too that are hidden from this user.
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
-        """
+        """All partitions' names, those too that are hidden from this user."""
         shown = await self._query("scontrol", "--all", "--oneliner", "show", "partition")
         return frozenset(parse.partition_names(shown.text))
 
     async def architectures(self) -> dict[str, str]:
-        """The architecture of each node that has ever reported, such as ``amd64``.
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
-        """
+        """The architecture of each node that has ever reported, such as ``amd64``."""
         return parse.architectures((await self._query("scontrol", "--oneliner", "show", "node")).text)
 
     async def known_partitions(self) -> tuple[str, ...]:
@@ -255,11 +230,7 @@ class Slurm:
         return self._partitions
 
     async def kill_wait_seconds(self) -> int:
-        """How long Slurm waits between SIGTERM and SIGKILL (KillWait of slurm.conf).
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
-        """
+        """How long Slurm waits between SIGTERM and SIGKILL (KillWait of slurm.conf)."""
         return parse.kill_wait_seconds((await self._query("scontrol", "show", "config")).text)
 
     async def _query(self, command: str, *arguments: str) -> runner.Result:
