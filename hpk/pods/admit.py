@@ -1,8 +1,7 @@
-"""Whether this cluster can honour a pod, decided before anything is done for it; pure.
+"""Whether this cluster can run a pod, decided before anything is done for it; pure.
 
-What cannot be honoured is refused by name, never ignored: a program that silently lost a field is worse than
-one that did not start.  Refused is what no change of the node's labels, taints or size could mend; what only has to
-wait is told apart by ``hpk.pods.schedule``.
+Unsupported fields are rejected by name, never ignored: a program that silently loses a field is worse than one that
+does not start. A pod that a change of the node could help is not rejected: ``hpk.pods.schedule`` lets it wait.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 
 PREFIXES = ("slurm.hpk.io/", "slurm-job.hpk.io/")
 FLAGS = ("slurm.hpk.io/flags", "slurm-job.hpk.io/flags")
-"""The flags annotation and its older spelling; the first that is there counts."""
+"""The flags annotation and its older spelling; the first one present counts."""
 MPI_FLAGS = ("slurm.hpk.io/mpi-flags", "slurm-job.hpk.io/mpi-flags", "slurm-job.hpk.io/mpi-flag")
-"""What mpirun is given, in all spellings that are in use; empty asks for nothing."""
+"""The annotations with mpirun's options, in every spelling in use; an empty value asks for nothing."""
 EPHEMERAL = "spec.ephemeralContainers"
 
 ONE_ID = (
@@ -41,22 +40,19 @@ class Cluster:
     """What the cluster offers, for decisions about pods.
 
     Attributes:
-        allocatable: Of the node object: ``cpu``, ``memory``, ``nvidia.com/gpu`` and so on.
-        labels: Of the node object, whoever set them.
-        name: The node's.
-        taints: Of the node object.
+        allocatable: The node object's ``cpu``, ``memory``, ``nvidia.com/gpu`` and so on.
         is_unschedulable: Whether the node is cordoned.
         trouble: Why the node is not ready; empty if it is.
-        extended: What others have added to the node's allocatable, of which Slurm knows nothing.
-        runtime_handlers: By RuntimeClass its handler; None if they are not known.
-        capacity: What Slurm last said of its nodes and partitions; None if it has said nothing.
-        partition_names: All partitions, those too that are hidden from this user; empty if not known.
-        architectures: Of the compute nodes, as far as Slurm knows them.
-        architecture: Of hpk.sif and of all images, which is the control plane's own; empty if not known.
+        extended: Resources that others added to the node's allocatable and Slurm does not know.
+        runtime_handlers: The handler of each RuntimeClass; None if unknown.
+        capacity: Slurm's last answer about its nodes and partitions; None before the first.
+        partition_names: All partitions, including those hidden from this user; empty if unknown.
+        architectures: The compute nodes', as far as Slurm knows them.
+        architecture: That of hpk.sif and all images, the control plane's own; empty if unknown.
         flags: The settings' sbatch options for every pod.
         has_subordinate_ids: Whether a pod can have more ids than the user's own.
         has_selinux: Whether the nodes' kernel labels processes.
-        network: The mode of pods that do not ask for the host's; empty if it is not known.
+        network: The mode of pods without hostNetwork; empty if unknown.
     """
 
     name: str
@@ -79,14 +75,12 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Admitted:
-    """A pod, and what follows from it on this cluster: all that leaves this module on the pod's way to its job.
+    """A pod with the decisions derived from it; only this leaves the module on the pod's way to its job.
 
     Attributes:
-        pod: The pod.
-        options: The sbatch options of the settings and of the pod's annotation, which win.
-        request: What it asks of Slurm.
-        lanes: In the gate.
-        network: Its mode: its own choice of the node's network, else the site's.
+        options: The sbatch options of the settings and of the pod's annotation, which override them.
+        request: Its resource request to Slurm.
+        network: Its mode: the host's if the pod asks for it, else the site's.
     """
 
     pod: v1.Pod
@@ -97,12 +91,12 @@ class Admitted:
 
 
 def admit(raw: dict[str, Any], *, cluster: Cluster, pod: v1.Pod | None = None) -> Admitted:
-    """Return what follows from a pod, if nothing that it asks for is impossible here.
+    """Return the admitted pod if everything that it asks for is possible here.
 
-    `raw` has every field that the API server has of it; `pod` is the same, where it has been decoded already.
+    `raw` has every field that the API server has; `pod` is its decoded form, if it exists already.
 
     Raises:
-        errors.PodRefused: With everything that is wrong, by name, and the kubelet's reason.
+        errors.PodRefused: Lists everything that is wrong, by name, with the kubelet's reason.
     """
     pod = pod or v1.pod(raw)
     problems = [*_unsupported(raw), *_annotations(pod)]
@@ -123,7 +117,7 @@ def admit(raw: dict[str, Any], *, cluster: Cluster, pod: v1.Pod | None = None) -
 
 
 def derive(pod: v1.Pod, cluster: Cluster) -> Admitted:
-    """Return what follows from a pod, whether or not it can be had.
+    """Return the pod with its derived decisions, without checking that they are possible.
 
     Raises:
         errors.PodRefused: Its flags cannot be read.
@@ -139,7 +133,7 @@ def derive(pod: v1.Pod, cluster: Cluster) -> Admitted:
 
 
 def refused(raw: dict[str, Any], *, cluster: Cluster) -> dict[str, str]:
-    """By name, why an ephemeral container cannot be had; the pod itself is none the worse for it."""
+    """Return, by name, why ephemeral containers are refused; the pod itself is not affected."""
     pod = v1.pod(raw)
     found = {}
     for index, container in enumerate(pod.spec.ephemeral_containers):
@@ -154,7 +148,7 @@ def refused(raw: dict[str, Any], *, cluster: Cluster) -> dict[str, str]:
 
 
 def doubt(admitted: Admitted, cluster: Cluster) -> str | None:
-    """Return what Slurm will hardly take, though the last word is its own: a partition that it did not name lately."""
+    """Return why Slurm will likely refuse the pod: a partition that it did not list lately. sbatch decides."""
     missing = [name for name in flags.partitions(admitted.options) if name not in cluster.partition_names]
     if not missing or not cluster.partition_names:
         return None
@@ -163,7 +157,7 @@ def doubt(admitted: Admitted, cluster: Cluster) -> str | None:
 
 
 def unread(pod: v1.Pod) -> str | None:
-    """Return a sentence for a pod whose older flags annotation says other than the newer one, which counts; or None."""
+    """Return a warning if the older flags annotation differs from the newer one, which counts; else None."""
     newer, older = (pod.metadata.annotations.get(key) for key in FLAGS)
     if None in (newer, older) or newer == older:
         return None
@@ -171,7 +165,7 @@ def unread(pod: v1.Pod) -> str | None:
 
 
 def job_flags(pod: v1.Pod) -> dict[str, str | None]:
-    """The pod's own sbatch options.
+    """Return the pod's own sbatch options.
 
     Raises:
         errors.PodRefused: They cannot be read, or would break the pod.
@@ -183,7 +177,7 @@ def job_flags(pod: v1.Pod) -> dict[str, str | None]:
 
 
 def _unsupported(raw: dict[str, Any]) -> list[str]:
-    """Return what the API knows and HPK does not do; an ephemeral container's faults are not its pod's."""
+    """Return the pod's unsupported fields; an ephemeral container's do not count against its pod."""
     return [sentence for sentence in fields.unsupported(raw["spec"]) if not sentence.startswith(EPHEMERAL)]
 
 
@@ -220,14 +214,14 @@ def _container_security(container: v1.Container, cluster: Cluster) -> list[str]:
 
 
 def _selinux(where: str, context: v1.SecurityContext | v1.PodSecurityContext, cluster: Cluster) -> list[str]:
-    """Return that labels cannot be chosen; where the kernel has none, a kubelet passes the wish over as well."""
+    """Return the refusal of seLinuxOptions; a kernel without SELinux ignores them, as with a kubelet."""
     if not cluster.has_selinux or context.se_linux_options in {None, v1.SELinuxOptions()}:
         return []
     return [f"{where}.seLinuxOptions is not supported (processes of a job have the label that Slurm gave it)"]
 
 
 def _host_ports(pod: v1.Pod, cluster: Cluster) -> list[str]:
-    """Return the ports of the compute node that the pod wants: on its network they are there, else nobody forwards."""
+    """Return the refusal of host ports: they exist on the node's network only, and nobody forwards them."""
     if pod.spec.host_network or cluster.network in {"", "host"}:
         return []
     named = [f"{c.name}: hostPort {port.host_port}" for c in pod.all_containers for port in c.ports if port.host_port]
@@ -235,7 +229,7 @@ def _host_ports(pod: v1.Pod, cluster: Cluster) -> list[str]:
 
 
 def _several_ids(pod: v1.Pod) -> list[str]:
-    """What one id cannot do.  It can be any one: a container that asks for a uid gets its number."""
+    """Return what a pod with one id cannot have. A container's runAsUser may still give that id any number."""
     context = pod.spec.security_context
     problems = []
     if context.fs_group is not None:
@@ -264,7 +258,7 @@ def _different_ids(pod: v1.Pod, containers: Sequence[v1.Container]) -> list[str]
 
 
 def _unknown_volumes(pod: v1.Pod, containers: Sequence[v1.Container]) -> list[str]:
-    """Volumes that name no source that we know (an unknown one is listed by its own name already)."""
+    """Return mounts of volumes that do not exist; unknown volume sources are reported by name elsewhere."""
     names = {volume.name for volume in pod.spec.volumes}
     return [
         f"container {container.name}: volumeMount '{mount.name}' has no volume"
@@ -275,7 +269,7 @@ def _unknown_volumes(pod: v1.Pod, containers: Sequence[v1.Container]) -> list[st
 
 
 def _check_architecture(options: Mapping[str, str | None], cluster: Cluster, capacity: slurm_model.Capacity) -> None:
-    """Refuse a partition on none of whose nodes the image could run; a node that Slurm has not seen may be any."""
+    """Refuse a partition none of whose nodes can run the image; a node that Slurm has not seen may match."""
     names = set(flags.partitions(options) or [capacity.default_partition or ""])
     nodes = [node.name for node in capacity.nodes.values() if node.partitions & names]
     found = {cluster.architectures.get(name, "") for name in nodes}
@@ -290,7 +284,7 @@ def _check_architecture(options: Mapping[str, str | None], cluster: Cluster, cap
 
 
 def _check_time(options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> None:
-    """Refuse a time limit beyond the partition's: such a job would wait for ever.  A QOS may allow it."""
+    """Refuse a time limit beyond the partition's, with which the job would never start. A QOS may allow it."""
     text = options.get("time")
     names = flags.partitions(options) or [capacity.default_partition or ""]
     known = [capacity.partitions[name] for name in names if name in capacity.partitions]

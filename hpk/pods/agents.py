@@ -1,7 +1,7 @@
-"""The kubelet's view of the agents: their newest reports, and who is on the line.
+"""The kubelet's view of the agents: their newest reports and connections.
 
-The stream is the fast way and the file the sure one: a report that the stream lost is still in
-``report.json`` on the shared file system, and the higher sequence number is the truth.  Times in it are our clock's.
+The stream is fast and the file is reliable: a report that the stream lost is still in ``report.json`` on the shared
+file system. The higher sequence number wins. Times in the reports are converted to our clock.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ LOG = structlog.get_logger(__name__)
 
 
 class Line(Protocol):
-    """The kubelet's end of the link, as far as a pod's path uses it."""
+    """The kubelet's end of the link, as the path of a pod uses it."""
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
-        """Ask the agent to end its pod, for a reason of `records.Ended`; False if it is not on the line."""
+        """Ask the agent to end its pod for a reason of `records.Ended`; return False if it is not connected."""
 
     def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
-        """Have the agent start an ephemeral container; errors.AgentUnavailable says why it cannot."""
+        """Ask the agent to start an ephemeral container; errors.AgentUnavailable says why it cannot."""
 
     def renew(self, uid: str, volumes: list[records.Volume]) -> bool:
-        """Have the agent replace the files of these volumes; False if it is not on the line, or too old."""
+        """Ask the agent to replace these volumes' files; return False if it is not connected, or too old."""
 
 
 class Agents:
-    """Reports by pod UID.  The link's callbacks are `took_report`, `connected` and `disconnected`; none waits."""
+    """Reports by pod UID. The link calls `took_report`, `connected` and `disconnected`; none of them waits."""
 
     def __init__(
         self, state: jobdir.State, *, on_change: Callable[[str], None], clock: clocks.Clock = clocks.SYSTEM
@@ -50,41 +50,41 @@ class Agents:
         self.line: Line | None = None
 
     async def took_report(self, uid: str, report: records.Report) -> None:
-        """A report came over the stream; an older one than the newest known is dropped, for it says less."""
+        """Take a report from the stream; drop one that is older than the newest known."""
         if self._keep(uid, report):
             self._on_change(uid)
 
     async def rung(self, uid: str) -> int:
-        """An agent that has not dialled says that there is a report; returns the newest's sequence number, or 0."""
+        """Read the report of an agent that has not dialled; return the newest sequence number, or 0."""
         report = await self.read(uid)
         self._on_change(uid)
         return report["sequence"] if report else 0
 
     async def connected(self, uid: str) -> None:
-        """An agent dialled."""
+        """Note that an agent connected."""
         self._lines.add(uid)
         self._dials[uid] = self._dials.get(uid, 0) + 1
         self._on_change(uid)
 
     async def disconnected(self, uid: str) -> None:
-        """An agent's stream ended."""
+        """Note that an agent's stream ended."""
         self._lines.discard(uid)
         self._on_change(uid)
 
     def is_connected(self, uid: str) -> bool:
-        """Whether the pod's agent is on the line."""
+        """Return whether the pod's agent is connected."""
         return uid in self._lines
 
     def dials(self, uid: str) -> int:
-        """How often an agent of the pod has dialled; whatever was said to one before may not have been heard."""
+        """Return how often the pod's agents have dialled; messages on an earlier stream may have been lost."""
         return self._dials.get(uid, 0)
 
     def newest(self, uid: str) -> records.Report | None:
-        """The newest report known."""
+        """Return the newest known report, without reading the file."""
         return self._reports.get(uid)
 
     async def read(self, uid: str) -> records.Report | None:
-        """The newest report, after a look at the file."""
+        """Return the newest report, after reading the file."""
         path = self._state.pod(uid).report
         try:
             report: records.Report | None = await asyncio.to_thread(jobdir.read_json, path)
@@ -96,32 +96,32 @@ class Agents:
         return self._reports.get(uid)
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
-        """Ask the agent to end its pod within the grace; False if it is not on the line."""
+        """Ask the agent to end its pod within the grace; return False if it is not connected."""
         if self.line is None or uid not in self._lines:
             return False
         return self.line.terminate(uid, grace_seconds=grace_seconds, reason=reason)
 
     def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
-        """Have the agent start an ephemeral container, unless it has one of this name.
+        """Ask the agent to start an ephemeral container, unless it has one of this name.
 
         Raises:
-            errors.AgentUnavailable: It is not on the line, or too old.
+            errors.AgentUnavailable: It is not connected, or too old.
         """
         if self.line is None:
             raise errors.AgentUnavailable("the pod's agent is not connected now")
         self.line.start_container(uid, plan)
 
     def renew(self, uid: str, volumes: list[records.Volume]) -> bool:
-        """Have the agent replace the files of these volumes; False if it is not on the line, or too old."""
+        """Ask the agent to replace these volumes' files; return False if it is not connected, or too old."""
         return self.line is not None and uid in self._lines and self.line.renew(uid, volumes)
 
     def forget(self, uid: str) -> None:
-        """Drop what is known of a pod that is done with."""
+        """Forget a pod that is done."""
         self._reports.pop(uid, None)
         self._dials.pop(uid, None)
 
     async def _submitted_at(self, uid: str) -> float:
-        """When the pod's job was, in Unix seconds; long ago if that is not known."""
+        """Return the submission time of the pod's job in Unix seconds; minus infinity if unknown."""
         path = self._state.pod(uid).submission
         submission: records.Submission | None = await asyncio.to_thread(jobdir.peek_json, path)
         at = submission.get("submitted_at") if submission else None

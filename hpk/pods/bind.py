@@ -1,6 +1,6 @@
-"""The scheduler of one node: binds each pod that may go to it, and says of the others what they wait for.
+"""The scheduler of one node: it binds each pod that fits, and reports on the others why they wait.
 
-It has an identity of its own: the node authorizer does not let a node bind pods.
+It has its own identity, because the node authorizer does not let a node bind pods.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ LOG = structlog.get_logger(__name__)
 SCHEDULER = "default-scheduler"
 RETRIES = backoff.Policy(first_seconds=1.0, cap_seconds=60.0)
 LOOK_AGAIN_SECONDS = 60.0
-"""How often a pod that waits is looked at although nothing is known to have changed."""
+"""How often a waiting pod is checked although nothing is known to have changed."""
 OTHERS_SECONDS = 30.0
-"""How long another scheduler may take to bind a pod before the pod is told whom it waits for."""
+"""How long another scheduler may take before the pod gets an event that names it."""
 
 
 class Binder:
-    """Binds pods of the default scheduler that have no scheduling gate, as soon as nothing hinders them.
+    """A binder for pods of the default scheduler without scheduling gates, as soon as nothing hinders them.
 
     Attributes:
-        informer: Of all pods that are not bound.
-        namespaces: Of all namespaces, for affinity terms that choose by their labels.
-        queue: Of pods that want a look.
+        informer: All pods that are not bound.
+        namespaces: All namespaces, for affinity terms that select them by label.
+        queue: The pods to check.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Binder:
         self._kube, self._node, self._recorder, self._clock = kube, node, recorder, clock
         self._cluster, self._others = cluster, others
         self._held: dict[str, tuple[schedule.Wants, int, int]] = {}
-        self._line: list[tuple[int, int, str]] = []  # a heap of those that wait for room, and of some that have gone
+        self._line: list[tuple[int, int, str]] = []  # a heap of the pods that wait for room, and of some that left
         self._turns = itertools.count()
         self._refused: dict[str, backoff.Backoff] = {}
         self.queue = queue.Queue(self._look, on_failure=self._failed)
@@ -63,19 +63,19 @@ class Binder:
         others.on_freed = self._freed
 
     def retry(self) -> None:
-        """Look at all pods that wait: the node, or what Slurm has, is not what it was."""
+        """Check all waiting pods again: the node, or Slurm's capacity, has changed."""
         for uid in list(self._held):
             self.queue.mark(uid)
 
     def _freed(self) -> None:
-        """A pod has left the node: look at those that wait for certain ones, and at the first that waits for any."""
+        """Check the pods that wait for certain others, and the first that waits for any room."""
         for uid, (wants, _, _) in self._held.items():
             if wants is schedule.Wants.PODS:
                 self.queue.mark(uid)
         self._call_first()
 
     def _call_first(self) -> None:
-        """Look at the first that waits for room; whoever leaves the line calls the next, until one finds none."""
+        """Check the first pod that waits for room; each that leaves the line calls the next, until one finds none."""
         while self._line:
             priority, turn, uid = self._line[0]
             if self._held.get(uid) == (ROOM, -priority, turn):
@@ -98,7 +98,7 @@ class Binder:
         try:
             hindrance = schedule.hindrance(admit.derive(pod, cluster), cluster, around)
         except errors.PodRefused:
-            hindrance = None  # its worker fails it by name; the webhook was away
+            hindrance = None  # its worker reports it; the webhook was unreachable
         if hindrance is not None:
             return await self._hold(pod, hindrance.wants, hindrance.message)
         return await self._bind(raw, pod)
@@ -112,32 +112,32 @@ class Binder:
             await self._kube.create(client.pod_path(meta.namespace, meta.name, "binding"), body)
         except (errors.NotFound, errors.Conflict):
             self._withdraw(uid)
-            self._forget(uid)  # it is gone, or bound already
+            self._forget(uid)  # gone, or already bound
             return None
         except errors.Rejected as error:
             self._withdraw(uid)
             self._recorder.tell(pod, "Warning", "FailedScheduling", str(error))
             return self._refused.setdefault(uid, backoff.Backoff(RETRIES)).failed()
         except errors.HpkError:
-            self._others.forget(uid, is_told=False)  # an API server that is away binds no other, either
+            self._others.forget(uid, is_told=False)  # an unreachable API server binds no other pod either
             raise
         self._forget(uid)
         self._recorder.tell(pod, "Normal", "Scheduled", f"Successfully assigned {pod.where} to {self._node}")
         return None
 
     def _withdraw(self, uid: str) -> None:
-        """Leave the place of a pod that could not be bound to others; it is tried again when its own pause is over."""
+        """Give the place of a pod that could not be bound to others; it is retried after its own pause."""
         self._release(uid)
         self._others.forget(uid)
 
     def _release(self, uid: str) -> None:
-        """Hold the pod no more; the next in line may find room, also where this one is on the node after all."""
+        """Release a held pod; the next in line may find room, even if this one is on the node after all."""
         held = self._held.pop(uid, None)
         if held and held[0] is ROOM:
             self._call_first()
 
     async def _hold(self, pod: v1.Pod, wants: schedule.Wants, message: str) -> float:
-        """Let the pod wait, and have its PodScheduled condition and an event say why; each once."""
+        """Let the pod wait, and report why in its PodScheduled condition and one event."""
         meta = pod.metadata
         self._note(pod, wants)
         before = next((one for one in pod.status.conditions if one.type == "PodScheduled"), None)
@@ -151,13 +151,13 @@ class Binder:
         try:
             await self._kube.patch(client.pod_path(meta.namespace, meta.name, "status"), body)
         except (errors.NotFound, errors.Conflict):
-            return LOOK_AGAIN_SECONDS  # it is gone
+            return LOOK_AGAIN_SECONDS  # the pod is gone
         self._recorder.tell(pod, "Warning", "FailedScheduling", message)
         LOG.info("A pod waits to be bound", pod=pod.where, uid=meta.uid, why=message)
         return LOOK_AGAIN_SECONDS
 
     def _note(self, pod: v1.Pod, wants: schedule.Wants) -> None:
-        """Know what a pod waits for, and in which place."""
+        """Remember what a pod waits for, and its place in line."""
         uid, before = pod.metadata.uid, self._held.get(pod.metadata.uid)
         turn = before[2] if before else next(self._turns)
         self._held[uid] = (wants, pod.spec.priority, turn)
@@ -168,7 +168,7 @@ class Binder:
             self._call_first()
 
     def _leave(self, pod: v1.Pod) -> float | None:
-        """Leave the pod to another scheduler; when that takes long, tell the pod once whom it waits for."""
+        """Leave the pod to another scheduler; after a while, report once which one it waits for."""
         created = pod.metadata.creation_timestamp
         age = (self._clock.now() - created).total_seconds() if created else OTHERS_SECONDS
         if age < OTHERS_SECONDS:
@@ -177,7 +177,6 @@ class Binder:
         return None
 
     def _failed(self, uid: str, error: Exception) -> None:
-        """Tell on the pod why it is not bound."""
         if (raw := self.informer.objects.get(uid)) is not None:
             events.tell_failure(self._recorder, raw, "FailedScheduling", error)
 
@@ -197,7 +196,7 @@ ROOM = schedule.Wants.ROOM
 
 
 def other_scheduler(pod: v1.Pod) -> str:
-    """Return whom a pod of another scheduler waits for, and what to do where there is none."""
+    """Return which scheduler a pod waits for, and what to do if there is none."""
     return (
         f"the pod waits to be bound by scheduler {pod.spec.scheduler_name!r}, as its schedulerName says; HPK binds "
         f"pods of {SCHEDULER!r}. If no such scheduler runs in this cluster, create the pod anew without schedulerName"

@@ -1,4 +1,4 @@
-"""A pod's status against what the API server has of it: what to write, and whether to write; pure."""
+"""A pod's status compared with the API server's copy: what to write, and whether to; pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def merge_transitions(wanted: dict[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """The status to write: a condition whose value did not change keeps its transition time."""
+    """Return the status to write; unchanged conditions keep their transition times."""
     old = {c["type"]: c for c in current.get("conditions") or []}
     conditions = []
     for condition in wanted["conditions"]:
@@ -23,7 +23,7 @@ def merge_transitions(wanted: dict[str, Any], current: Mapping[str, Any]) -> dic
 
 
 def is_reported(wanted: dict[str, Any], current: Mapping[str, Any]) -> bool:
-    """Whether the API server's copy says the same already, in all that is ours."""
+    """Return whether the API server's copy already has all that is ours."""
     theirs = {**current, "conditions": [c for c in current.get("conditions") or [] if c["type"] in status.OURS]}
     mine = {**wanted, "conditions": sorted(wanted["conditions"], key=_type)}
     theirs["conditions"] = sorted(theirs["conditions"], key=_type)
@@ -35,7 +35,7 @@ def _type(condition: Mapping[str, Any]) -> str:
 
 
 def _normal(value: Any) -> Any:
-    """Without what JSON leaves out: empty strings, lists and objects, and nulls."""
+    """Return the value without nulls and empty strings, lists and objects, which JSON omits."""
     if isinstance(value, dict):
         made = {key: _normal(item) for key, item in value.items()}
         return {key: item for key, item in made.items() if item not in (None, "", {}, [])} or None
@@ -47,7 +47,7 @@ def _normal(value: Any) -> Any:
 def may_follow(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Return whether a status may replace another: a terminal phase is final, and nothing that has run un-starts.
 
-    A status that goes back comes of a report that cannot be read just now.  A terminal one is the last word.
+    A terminal status may follow any other. One that goes back comes from a report that cannot be read just now.
     """
     phase = current.get("phase")
     if phase in status.TERMINAL:
@@ -66,12 +66,12 @@ def may_follow(current: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _goes_back(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Return whether a container's status takes back what was said of one of its runs."""
+    """Return whether a container's status takes back what one of its runs had reached."""
     counts = [one.get("restartCount") or 0 for one in (before, after)]
     if counts[0] != counts[1]:
         return counts[1] < counts[0]
     steps = [_step(one) for one in (before, after)]
-    # A container that is stopped while it waits to be restarted shows its last run again.
+    # A container stopped while it waits for a restart shows its last run again.
     return steps[1] < steps[0] and steps != [_BACK_OFF, _ENDED]
 
 
@@ -79,7 +79,6 @@ _NOT_BEGUN, _RUNNING, _ENDED, _BACK_OFF = range(4)
 
 
 def _step(container: Mapping[str, Any]) -> int:
-    """Return how far the run is that a container's restart count names."""
     state = container.get("state") or {}
     if "running" in state:
         return _RUNNING

@@ -1,6 +1,6 @@
 """The conditions of a pod that the kubelet owns, from its containers' statuses; pure.
 
-As pkg/kubelet/status/generate.go of Kubernetes 1.37 has them.
+Source: pkg/kubelet/status/generate.go of Kubernetes 1.37.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def conditions(
     """Return the conditions, without their times.
 
     Args:
-        pod: With the conditions that others have set, for its readiness gates.
+        pod: With the conditions that others set, for its readiness gates.
         statuses: Of its init and app containers, by name.
         phase: The pod's.
         has_sandbox: Whether its containers have, or could have, a place to run.
@@ -47,12 +47,12 @@ def conditions(
 
 
 def is_sidecar(container: v1.Container) -> bool:
-    """Return whether an init container runs on beside the others."""
+    """Return whether an init container keeps running beside the others."""
     return container.restart_policy == "Always"
 
 
 def exit_code(made: Mapping[str, Any]) -> int | None:
-    """Return the exit code of a container that is stopped (now, or before the run that it waits for), else None."""
+    """Return the exit code of a stopped container (now, or before the run that it waits for), else None."""
     ended = made["state"].get("terminated")
     if ended is None and "waiting" in made["state"]:
         ended = made["lastState"].get("terminated")
@@ -60,7 +60,7 @@ def exit_code(made: Mapping[str, Any]) -> int | None:
 
 
 def _closed_gates(pod: v1.Pod) -> str:
-    """Return which readiness gates are not True, in the words of GeneratePodReadyCondition; empty if all are."""
+    """Return which readiness gates are not True, worded as in GeneratePodReadyCondition; empty if all are."""
     have = {condition.type: condition.status for condition in pod.status.conditions}
     texts = []
     for name in (gate.condition_type for gate in pod.spec.readiness_gates):

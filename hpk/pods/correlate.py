@@ -1,8 +1,8 @@
-"""Which events are worth telling, and as one with which others: pure but for the clock that it is given.
+"""Which events to write, and which to merge; pure but for its clock.
 
-As client-go's correlator does it (tools/record/events_cache.go of Kubernetes 1.37): what is said again raises a count;
-ten texts of one reason about one pod within ten minutes become one event; and a pod may have 25 events of a type at
-once, then one in five minutes.
+Like client-go's correlator (tools/record/events_cache.go of Kubernetes 1.37): a repeated event raises a count; ten
+texts with one reason for one pod within ten minutes become one event; a pod may have 25 events of a type at once, then
+one per five minutes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ BURST = 25
 REFILL_SECONDS = 300.0
 COMBINED = "(combined from similar events): "
 NAME_LENGTH = 230
-"""Of a pod's name within an event's: both may have 253 characters."""
+"""How much of the pod's name an event's name keeps; both may have 253 characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing to tell about a pod.
+    """An event about a pod.
 
     Attributes:
-        field_path: The part of the pod that it is about, such as ``spec.containers{c}``; may be empty.
+        field_path: The part of the pod that it concerns, such as ``spec.containers{c}``; may be empty.
         at: When it happened, in Unix seconds.
-        count: How often it has happened so far, as far as who tells it knows.
-        number: Of the agent's event, 0 for the kubelet's own.
-        key: If not empty, it is told once ever under this key, whatever its text.
+        count: How often its source has seen it so far.
+        number: The number of the agent's event; 0 for the kubelet's own.
+        key: If not empty, only one event is ever written under this key, whatever its text.
     """
 
     namespace: str
@@ -57,7 +57,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """An event as the API server is to have it; ``is_new`` if it is to be created."""
+    """An event as the API server should have it; ``is_new`` if it must be created."""
 
     event: Event
     name: str
@@ -85,7 +85,7 @@ class _Budget:
 
 
 class Correlator:
-    """Remembers what was told about the pods that had events last."""
+    """The correlator of events, which remembers the pods that had events last."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -94,7 +94,7 @@ class Correlator:
         self._budgets: _Newest[_Budget] = _Newest()
 
     def correlate(self, event: Event) -> Told | None:
-        """Return what to write, or None if the event is not worth it."""
+        """Return the event to write, or None to drop it."""
         if event.key:
             return self._once(event)
         event, key = self._aggregated(event)
@@ -107,7 +107,7 @@ class Correlator:
         return Told(event=event, name=_name(event, key), count=count, first_at=first_at, is_new=seen is None)
 
     def _once(self, event: Event) -> Told | None:
-        """Return the event unless it was told; how a pod ended must not drown in what went before."""
+        """Return the event unless it was written; a budget must not drop how a pod ended."""
         key: Key = ("once", event.uid, event.key)
         if self._seen.get(key) is not None:
             return None
@@ -115,13 +115,13 @@ class Correlator:
         return Told(event=event, name=_name(event, key), count=1, first_at=event.at, is_new=True)
 
     def remember(self, event: Event, *, first_at: float) -> None:
-        """Know an event that was told by a kubelet before this one."""
+        """Remember an event that an earlier kubelet wrote."""
         combined = event.message.startswith(COMBINED)
         key = _similar_key(event) if combined else _key(event)
         self._seen.put(key, _Seen(count=event.count, first_at=first_at))
 
     def _aggregated(self, event: Event) -> tuple[Event, Key]:
-        """Return the event, or the one that stands for it and the like of it, and what identifies that."""
+        """Return the event, or the one that combines similar events, and its key."""
         now, key = self._clock(), _similar_key(event)
         similar = self._similar.get(key)
         if similar is None or now - similar.last_at > SIMILAR_SECONDS:
@@ -145,7 +145,7 @@ class Correlator:
 
 
 class _Newest(Generic[Value]):
-    """What was used last, of a bounded number."""
+    """A bounded mapping that keeps the most recently used items."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[Hashable, Value] = OrderedDict()
@@ -171,7 +171,7 @@ def _similar_key(event: Event) -> Key:
 
 
 def _name(event: Event, key: Key) -> str:
-    """Return the name of the event's object: the same for the same key, also after a restart."""
-    # What was not UTF-8 in a container's or Slurm's words comes as surrogates, and a registry's JSON may hold any.
+    """Return the name of the event's object: the same for the same key, even after a restart."""
+    # Text that is not UTF-8 comes as surrogates, from a container's output, Slurm's messages or a registry's JSON.
     digest = hashlib.sha256("\0".join(key).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{event.name[:NAME_LENGTH]}.{digest}"

@@ -1,7 +1,7 @@
-"""A pod's limits of the node's disk: pure, in the kubelet's order and words.
+"""A pod's disk limits, in the kubelet's order and words; pure.
 
-Source: localStorageEviction in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.37, texts included (they end
-in a blank there). An emptyDir in memory is not among them: its file system keeps the limit itself.
+Source: localStorageEviction in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.37, including the texts'
+trailing blank. An emptyDir in memory is excluded: its file system enforces the limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "ephemeral-storage"
 
 
 def limits(pod: v1.Pod) -> list[records.DiskLimit]:
-    """What of the pod may take how much; empty for a pod that names no limit, and nothing is measured."""
+    """Return the pod's disk limits; without any, nothing is measured."""
     return [*_volumes(pod), *_pod(pod), *_containers(pod)]
 
 

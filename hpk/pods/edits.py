@@ -1,8 +1,8 @@
-"""Changed images of a running pod's containers: each made ready, then told to the pod's agent.
+"""Changed images of a running pod's containers: each is prepared, then sent to the pod's agent.
 
-The API server lets the images of a pod's containers be changed while it runs.  As the kubelet does, the agent restarts
-a container whose image was changed; a container that does not run has it when it starts again.  The agent's report
-names the image that it was told of, whichever kubelet told it.
+The API server lets the images of a running pod change. Like the kubelet, the agent restarts a container whose image
+changed; one that is not running gets it at its next start. The agent's report names the image that it was sent,
+whichever kubelet sent it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Edits(ephemeral.Ephemeral):
-    """Those of one pod; they are told as its ephemeral containers are.
+    """The changed images of one pod, sent as its ephemeral containers are.
 
     Attributes:
-        images: By container name (image, image id), as the pod was started.
+        images: (image, image id) by container name, as the pod was started.
     """
 
     def __init__(self, uid: str, used: services.Services) -> None:
@@ -40,9 +40,9 @@ class Edits(ephemeral.Ephemeral):
         return image is not None and image != container.image
 
     def is_pending(self, pod: v1.Pod) -> bool:
-        """Whether the agent has still to be told of a change."""
+        """Return whether a change must still be sent to the agent."""
         newest = self._s.agents.newest(self.uid)
         return newest is not None and not newest["finished_at"] and bool(self._missing(pod, newest))
 
     def _check(self, container: v1.Container) -> None:
-        """Nothing: the API server lets nothing but the image be changed."""
+        """Allow the change: the API server lets only the image change."""

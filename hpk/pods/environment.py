@@ -1,8 +1,8 @@
-"""A container's environment, and the expansion of ``$(NAME)``: pure, and byte-exact.
+"""A container's environment, and the expansion of ``$(NAME)``; pure and byte-exact.
 
 Order and rules are the kubelet's (kubelet_pods.go makeEnvironmentVariables, third_party/forked/golang/expansion):
-envFrom in order, then env in order, then the services' variables that are not yet set; ``value`` is expanded
-with what came before, a value from elsewhere never is; an unknown name stays as it was written.
+envFrom in order, then env in order, then services' variables that are not set. ``value`` is expanded with earlier
+variables, a value from elsewhere never is; an unknown name stays as written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ConfigMissing(errors.HpkError):
-    """A ConfigMap, a Secret or a key that a container needs is not there (yet); the kubelet's words."""
+    """A ConfigMap, Secret or key that a container needs does not exist yet; the text is the kubelet's."""
 
 
 def resolve(
@@ -36,7 +36,7 @@ def resolve(
     services: Mapping[str, str],
     allocatable: Mapping[str, Decimal],
 ) -> dict[str, str]:
-    """All variables of the container; the image's are the weakest.
+    """Return all variables of the container; the image's have the lowest priority.
 
     Raises:
         ConfigMissing: Something that is not optional is missing.
@@ -54,7 +54,7 @@ def resolve(
 
 
 def hostname(pod: v1.Pod) -> str:
-    """The first 63 characters of the host name or pod name, without ``-`` and ``.`` at the end."""
+    """Return the first 63 characters of the host name or pod name, without trailing ``-`` and ``.``."""
     return (pod.spec.hostname or pod.metadata.name)[:63].rstrip("-.")
 
 
@@ -144,7 +144,7 @@ def expand(text: str, known: Mapping[str, str]) -> str:
 
 
 def service_variables(services: Iterable[dict[str, Any]], *, namespace: str, has_links: bool) -> dict[str, str]:
-    """``FOO_SERVICE_HOST`` and its kin (pkg/kubelet/envvars) for the services of the pod's namespace."""
+    """Return ``FOO_SERVICE_HOST`` and similar (pkg/kubelet/envvars) for the services of the pod's namespace."""
     variables: dict[str, str] = {}
     for service in services:
         ip = service["spec"].get("clusterIP") or "None"
@@ -174,17 +174,17 @@ def _of_service(name: str, ip: str, ports: list[dict[str, Any]]) -> dict[str, st
 
 
 def api_server_variables(host: str, port: int) -> dict[str, str]:
-    """The API server as ``default/kubernetes`` would name it, at an address that works from compute nodes."""
+    """Return the variables of ``default/kubernetes``, with an address that works from compute nodes."""
     return _of_service("kubernetes", host, [{"name": "https", "port": port, "protocol": "TCP"}])
 
 
 def argv(
     container: v1.Container, *, entrypoint: Iterable[str], command: Iterable[str], known: Mapping[str, str]
 ) -> list[str]:
-    """What to execute: ``command`` replaces ENTRYPOINT and drops CMD, ``args`` alone replaces CMD.
+    """Return the argv: ``command`` replaces ENTRYPOINT and drops CMD, ``args`` alone replaces CMD.
 
     Raises:
-        ConfigMissing: Neither the pod nor the image names anything.
+        ConfigMissing: Neither the pod nor the image names a command.
     """
     given = [expand(word, known) for word in container.command]
     given_args = [expand(word, known) for word in container.args]

@@ -1,7 +1,7 @@
-"""A running pod's ephemeral containers (``kubectl debug``): each made ready, then told to the pod's agent, once.
+"""A running pod's ephemeral containers (``kubectl debug``): each is prepared, then sent to the pod's agent once.
 
-The agent's report is the record: what it lists has been started, whichever kubelet had it started.  What is not
-in it yet is said again after a pause, for the link may have lost it; the agent starts none twice.
+The agent's report is the record: what it lists has been started, whichever kubelet sent it. A container missing from it
+is sent again after a pause, because the link may have lost it; the agent starts none twice.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 ANSWER_SECONDS = 10.0
-"""How long the agent's report may take to list a container that it was told of, before it is told again."""
+"""How long the agent's report may take to list a container before it is sent again."""
 TRY_AGAIN_SECONDS = 5.0
 CREATING = "ContainerCreating"
 
 
 class Ephemeral:
-    """Those of one pod.  `advance` never waits; what takes time is done beside the pod's rounds.
+    """The ephemeral containers of one pod. `advance` never waits; slow work runs beside the pod's rounds.
 
     Attributes:
-        waiting: By container, why it does not run yet.
+        waiting: Why each container does not run yet.
     """
 
     def __init__(self, uid: str, used: services.Services) -> None:
@@ -44,21 +44,21 @@ class Ephemeral:
         self._attempts = prepare.Attempts()
 
     def advance(self, pod: v1.Pod) -> float | None:
-        """Bring each container that does not run yet forward; the seconds until one should be looked at again."""
+        """Advance each container that does not run yet; return the seconds until the next check."""
         newest = self._s.agents.newest(self.uid)
         if newest is None or newest["finished_at"]:
-            return None  # nothing runs yet, or any more
+            return None  # nothing runs yet, or everything has ended
         missing = self._missing(pod, newest)
         self._drop_all_but({container.name for container in missing})
         waits = [wait for container in missing if (wait := self._next(pod, container)) is not None]
         return min(waits, default=None)
 
     def _missing(self, pod: v1.Pod, newest: records.Report) -> list[v1.Container]:
-        """The containers that the agent is still to be told of."""
+        """Return the containers that must still be sent to the agent."""
         return [c for c in pod.spec.ephemeral_containers if c.name not in newest["containers"]]
 
     def close(self) -> None:
-        """Stop making ready what nobody waits for any more."""
+        """Stop all preparations."""
         self._drop_all_but(set())
 
     def _drop_all_but(self, names: set[str]) -> None:
@@ -71,14 +71,14 @@ class Ephemeral:
     def _next(self, pod: v1.Pod, container: v1.Container) -> float | None:
         name = container.name
         if name in self._tasks:
-            return None  # its end makes a round
+            return None  # a round follows its end
         if name in self._plans and self._plans[name]["image"] != container.image:
-            del self._plans[name]  # it was changed again before the agent knew of the last change
+            del self._plans[name]  # changed again before the agent learned of the last change
             self._due.pop(name, None)
         if not self._s.agents.is_connected(self.uid):
             self.waiting[name] = (CREATING, "the pod's agent is not connected now")
             if name in self._plans:
-                self._due.pop(name, None)  # it is told as soon as it is back
+                self._due.pop(name, None)  # sent as soon as the agent is back
             return None
         if (pause := self._due.get(name, 0.0) - self._s.clock.monotonic()) > 0:
             return pause
@@ -89,7 +89,6 @@ class Ephemeral:
         return None
 
     def _start(self, pod: v1.Pod, name: str) -> float:
-        """Tell the agent."""
         try:
             self._s.agents.start_container(self.uid, self._plans[name])
         except errors.AgentUnavailable as error:
@@ -100,9 +99,8 @@ class Ephemeral:
         return self._again(name, ANSWER_SECONDS)
 
     async def _prepare(self, pod: v1.Pod, container: v1.Container) -> None:
-        """Make it ready, or say why not; whatever comes of it, the round that follows goes on from there."""
         name = container.name
-        self._again(name, TRY_AGAIN_SECONDS)  # also after a fault of ours
+        self._again(name, TRY_AGAIN_SECONDS)  # also after a bug of ours
         try:
             self._check(container)
             cluster = self._s.cluster()
@@ -121,10 +119,10 @@ class Ephemeral:
             self._tasks.pop(name, None)
 
     def _check(self, container: v1.Container) -> None:
-        """The webhook's own words, should it have been away.
+        """Repeat the webhook's check, in case it was unreachable.
 
         Raises:
-            errors.PodRefused: The container asks for what cannot be given.
+            errors.PodRefused: The container asks for something unsupported.
         """
         raw = self._s.find(self.uid)
         why = admit.refused(raw, cluster=self._s.cluster()).get(container.name) if raw else None

@@ -1,7 +1,7 @@
-"""Events on pods, written beside the path and never in its way.
+"""Events on pods, written without delaying the path.
 
-What is written is for ``hpk.pods.correlate`` to say.  An event's name follows from what it says, so that a kubelet that
-restarts writes no second one; before that it reads what was told, so that it asks for nothing twice either.
+``hpk.pods.correlate`` decides what is written. An event's name derives from its content, so a restarted kubelet writes
+no duplicate; it first reads the existing events, so that it sends no request twice either.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 EVENTS = "/api/v1/events"
 PAGE = 500
-"""Events that are read at a time: an hour's may be a hundred thousand."""
+"""Events read at a time; an hour's may be a hundred thousand."""
 MOST_WAITING = 5000
 MOST_PODS = 20000
-"""Whose newest event is remembered."""
+"""The number of pods whose newest event is remembered."""
 WRITERS = 2
 MESSAGE_LENGTH = 1024
-"""The API server's own limit of an event's message."""
+"""The API server's limit of an event's message."""
 KEPT_SECONDS = 3600.0
-"""How long the API server keeps events; what happened before is no news."""
+"""How long the API server keeps events; older ones are not written again."""
 NUMBER = "hpk.io/agent-event"
-"""The annotation that carries the number of the newest of the agent's events that an event stands for."""
+"""The annotation with the number of the newest agent event that an event stands for."""
 
 Kind = correlate.Kind
 
 
 class Recorder:
-    """Posts events in the background; what finds no place in the queue is said in the log."""
+    """A background writer of events; events that do not fit into the queue are logged."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Recorder:
         self._queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(WRITERS)]
 
     async def load(self) -> None:
-        """Learn what an earlier kubelet has told; without that, its events are said again, and refused as known."""
+        """Read the events of an earlier kubelet; if that fails, they are sent again and refused as existing."""
         if self._history is None:
             return
         query = {"fieldSelector": f"reportingComponent={self._component}", "limit": str(PAGE)}
@@ -90,10 +90,10 @@ class Recorder:
         number: int = 0,
         count: int = 1,
     ) -> None:
-        """Queue an event on the pod; never waits, never raises.
+        """Queue an event on the pod; never wait, never raise.
 
-        With a key it is told once ever under this key. `number` is of the agent's event, and `count` how often the
-        agent has seen it: one that was told, or is older than the API server would keep it, is not news.
+        Only one event is ever written under a key. `number` is the agent's event number, and `count` how often the
+        agent has seen it; an event already written, or older than the API server keeps events, is dropped.
         """
         if number and not self._is_news(pod.metadata.uid, number, at):
             return
@@ -133,7 +133,7 @@ class Recorder:
             self._told.popitem(last=False)
 
     def _enqueue(self, told: correlate.Told) -> None:
-        """Have it written; a later word on an event that waits replaces the one before."""
+        """Queue the event; a newer version replaces one that still waits."""
         before = self._waiting.get(told.name)
         if before is None and len(self._waiting) >= MOST_WAITING:
             event = told.event
@@ -160,13 +160,13 @@ class Recorder:
             try:
                 await self._kube.create(path, self._body(told))
             except errors.Conflict:
-                return  # an earlier kubelet told it
+                return  # an earlier kubelet wrote it
         else:
             change: dict[str, Any] = {"count": told.count, "lastTimestamp": _time(told.event.at)}
             change |= {"message": told.event.message, "metadata": {"annotations": _annotations(told.event)}}
             try:
                 await self._kube.patch(f"{path}/{told.name}", change, kind="merge")
-            except errors.NotFound:  # it was kept no longer
+            except errors.NotFound:  # it has expired
                 await self._kube.create(path, self._body(told))
 
     def _remember(self, raw: dict[str, Any]) -> None:
@@ -210,9 +210,9 @@ class Recorder:
 
 
 def tell_failure(recorder: Recorder, raw: dict[str, Any], reason: str, error: Exception) -> None:
-    """Tell on a pod that it does not get on because of an error, which may be that the pod itself cannot be read.
+    """Report on a pod that it cannot proceed because of an error, even if the pod itself cannot be decoded.
 
-    An API server that is away is no fault of the pod's, and could not be told.
+    An unreachable API server is not the pod's fault, and could not receive the event.
     """
     if isinstance(error, errors.ApiUnavailable):
         return
@@ -224,7 +224,7 @@ def tell_failure(recorder: Recorder, raw: dict[str, Any], reason: str, error: Ex
 
 
 def _field_path(pod: v1.Pod, container: str) -> str:
-    """Return the part of the pod that the container is, as the kubelet's GenerateContainerRef names it."""
+    """Return the container's path in the pod, as the kubelet's GenerateContainerRef names it."""
     if not container:
         return ""
     if any(one.name == container for one in pod.spec.init_containers):

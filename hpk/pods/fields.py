@@ -1,8 +1,8 @@
-"""What becomes of every field of a pod's spec: done, refused by name, or without meaning here; data and one walk.
+"""The support of every field of a pod's spec: done, refused by name, or without meaning here.
 
-A field of the models in ``hpk.kube.v1`` is done, unless `WITHOUT_MEANING` names it.  Everything else is refused, for
-the reason in `REFUSED`.  A unit test walks the API's schema, so that no field of a new release is left unsorted, and
-`table` gives all of it to whoever writes documentation.
+A field of the models in ``hpk.kube.v1`` is done, unless `WITHOUT_MEANING` names it. Everything else is refused, for the
+reason in `REFUSED`. A unit test walks the API's schema, so that no field of a new release is left out, and `table`
+lists all of it for the documentation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WITHOUT_MEANING: dict[str, str] = {
     "TopologySpreadConstraint.nodeTaintsPolicy": "it chooses which nodes count, and there is one",
     "Toleration.tolerationSeconds": "no taint evicts pods: jobs outlive a kubelet or slurmctld that is away",
 }
-"""Accepted, and nothing comes of it, by type and field; with the reason."""
+"""Fields accepted without effect, by type and field, with the reason."""
 
 REFUSED: dict[str, str] = {
     "PodSpec.evictionResponders": _ALPHA,
@@ -107,7 +107,7 @@ REFUSED: dict[str, str] = {
     "Volume.storageos": _NO_CLOUD,
     "Volume.vsphereVolume": _NO_CLOUD,
 }
-"""Not done, by type and field; with what is told beside the field's name."""
+"""Unsupported fields, by type and field, with the text shown beside the field's name."""
 
 REMARKS: dict[str, str] = {
     "Resources.limits": "a CPU limit grants no more than the job has: a pod's containers share its job's CPUs",
@@ -124,7 +124,7 @@ REMARKS: dict[str, str] = {
     "SecurityContext.privileged": "refused: a pod has no privilege over the compute node",
     "ContainerPort.hostPort": "on the host's network only",
 }
-"""What is to be known of fields that are done."""
+"""Remarks on supported fields."""
 
 ONLY: dict[str, tuple[frozenset[str], str]] = {
     "PodOS.name": (frozenset({"linux"}), "the nodes run Linux"),
@@ -145,12 +145,12 @@ ONLY: dict[str, tuple[frozenset[str], str]] = {
     "AppArmorProfile.type": (frozenset({"Unconfined"}), "only an administrator can load profiles"),
     "EmptyDirSource.medium": (frozenset({"Memory"}), "huge pages are the compute node's; leave it out, or use Memory"),
 }
-"""Fields of which some values are done: these, and the empty one."""
+"""Fields of which only these values and the empty one are supported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What becomes of one field: ``standing`` is ``done``, ``without meaning`` or ``refused``."""
+    """The support of one field; ``standing`` is ``done``, ``without meaning`` or ``refused``."""
 
     name: str
     standing: str
@@ -159,14 +159,14 @@ class Row:
 
 @dataclass(frozen=True)
 class _Part:
-    """A known field: what its value is made of, and which values are done."""
+    """A known field: the model of its value, and the supported values."""
 
     model: type[model.Model] | None
     only: frozenset[str] | None
 
 
 def unsupported(raw: dict[str, Any], kind: type[model.Model] = v1.PodSpec, path: str = "spec") -> list[str]:
-    """Return a sentence for each set field that is not done, such as ``spec.volumes[0].iscsi is not supported (…)``.
+    """Return a sentence for each unsupported field that is set, such as ``spec.volumes[0].iscsi is not supported (…)``.
 
     Fields that are null, false, zero or empty ask for nothing.
     """
@@ -186,7 +186,7 @@ def unsupported(raw: dict[str, Any], kind: type[model.Model] = v1.PodSpec, path:
 
 
 def table() -> list[Row]:
-    """Return what becomes of each field, by type and name, sorted."""
+    """Return the support of each field, sorted by type and name."""
     rows = [Row(name=name, standing="without meaning", reason=reason) for name, reason in WITHOUT_MEANING.items()]
     rows += [Row(name=name, standing="refused", reason=reason) for name, reason in REFUSED.items()]
     for kind in _kinds(v1.PodSpec):
@@ -208,7 +208,7 @@ def _below(value: Any, kind: type[model.Model], path: str) -> list[str]:
 
 @functools.cache
 def _parts(kind: type[model.Model]) -> dict[str, _Part]:
-    """The model's fields by the API's names, looked up once: every pod that is created passes here."""
+    """Return the model's fields by the API's names; cached, because every created pod passes here."""
     return {
         field.encode_name: _Part(_model_of(field.type), ONLY.get(f"{kind.__name__}.{field.encode_name}", (None,))[0])
         for field in msgspec.structs.fields(kind)
@@ -216,7 +216,7 @@ def _parts(kind: type[model.Model]) -> dict[str, _Part]:
 
 
 def _kinds(kind: type[model.Model], seen: set[type[model.Model]] | None = None) -> Iterator[type[model.Model]]:
-    """The model and all that it is made of, each once."""
+    """Yield the model and all models within it, each once."""
     seen = set() if seen is None else seen
     if kind in seen:
         return
@@ -228,7 +228,7 @@ def _kinds(kind: type[model.Model], seen: set[type[model.Model]] | None = None) 
 
 
 def _model_of(kind: Any) -> type[model.Model] | None:
-    """The Model within ``X``, ``X | None`` or ``list[X]``, or None."""
+    """Return the Model within ``X``, ``X | None`` or ``list[X]``, or None."""
     if get_origin(kind) in (Union, UnionType, list):
         return next((found for option in get_args(kind) if (found := _model_of(option))), None)
     return kind if isinstance(kind, type) and issubclass(kind, model.Model) else None

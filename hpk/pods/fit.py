@@ -1,7 +1,7 @@
-"""Whether the node is what a pod asks for: labels and sizes; pure.
+"""Whether the node has the labels and sizes that a pod asks for; pure.
 
-Until a pod is bound, what does not fit makes it wait (``hpk.pods.schedule``).  One that somebody has put on the node
-himself is refused, as a kubelet refuses it (pkg/kubelet/lifecycle/predicate.go, canAdmitPod).
+Before a pod is bound, a mismatch makes it wait (``hpk.pods.schedule``). A pod that was put on the node directly is
+rejected, as a kubelet does (pkg/kubelet/lifecycle/predicate.go, canAdmitPod).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NODE_RESOURCES = {
     "memory": frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
     resources.GPU: frozenset({"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "nodes"}),
 }
-"""What one job on one node can have, each with the sbatch options that make another wish of it."""
+"""What one job on one node can have, each with the sbatch options that override it."""
 UNSET_MEMORY_BYTES = 1 << 20
-"""What Slurm says of a node whose memory nobody configured."""
+"""Slurm's value for a node whose memory is not configured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shortage:
-    """Something of which a pod wants more than it could ever have; ``where`` follows the number in a sentence."""
+    """A resource of which a pod wants more than it could ever have; ``where`` follows the number in a sentence."""
 
     name: str
     wanted: Decimal | int
@@ -40,7 +40,7 @@ class Shortage:
 
 
 def check(admitted: admit.Admitted, cluster: admit.Cluster) -> None:
-    """Let a pod that is bound to the node pass.
+    """Check a pod that is bound to the node.
 
     Raises:
         errors.PodRefused: It does not fit; with the kubelet's reason and words.
@@ -56,7 +56,7 @@ def check(admitted: admit.Admitted, cluster: admit.Cluster) -> None:
 
 
 def unmatched(pod: v1.Pod, cluster: admit.Cluster) -> str | None:
-    """Return what of the pod's node selector or required node affinity the node's labels do not meet, or None."""
+    """Return which of the pod's node selector and required affinity the node's labels do not match, or None."""
     wrong = [f"{key}={value}" for key, value in pod.spec.node_selector.items() if cluster.labels.get(key) != value]
     if wrong:
         return f"nodeSelector {', '.join(wrong)}"
@@ -68,13 +68,13 @@ def unmatched(pod: v1.Pod, cluster: admit.Cluster) -> str | None:
 
 
 def shortages(admitted: admit.Admitted, cluster: admit.Cluster) -> list[Shortage]:
-    """Return what is more than any compute node, or all of the cluster, has; whether it is free is not looked at."""
+    """Return what exceeds any compute node, or the whole cluster, whether it is free or not."""
     pod, capacity = admitted.pod, cluster.capacity
     is_measured = capacity is not None and bool(capacity.nodes)
     found = _of_nodes(admitted, capacity) if capacity is not None else []
     for name in sorted(resources.names(pod)):
         if is_measured and name in NODE_RESOURCES:
-            continue  # measured against single nodes, those that are drained now included
+            continue  # measured against single nodes, including drained ones
         wanted = resources.effective(pod, name)
         offered = cluster.allocatable.get(name, cluster.extended.get(name))
         if offered is None and name in {"cpu", "memory", "ephemeral-storage"}:
@@ -85,7 +85,7 @@ def shortages(admitted: admit.Admitted, cluster: admit.Cluster) -> list[Shortage
 
 
 def _of_nodes(admitted: admit.Admitted, capacity: slurm_model.Capacity) -> list[Shortage]:
-    """Return what no node of the partition has, whether it is usable now or not: sbatch would refuse it for good."""
+    """Return what no node of the partition has, usable or not: sbatch would refuse it permanently."""
     options, asked = admitted.options, admitted.request
     names = set(flags.partitions(options) or [capacity.default_partition or ""])
     is_known = names <= capacity.partitions.keys()

@@ -1,7 +1,7 @@
-"""Who may submit now, so that no trouble of many pods becomes a storm of sbatch.
+"""A circuit breaker for sbatch, so that trouble shared by many pods does not become a storm of calls.
 
-A pod passes lanes: one of its controller's pods that ask for the same, where a lasting refusal of one speaks for
-all; one of how those fare, where some that fail at once do; one of all pods that count against the same limits.
+A pod passes lanes: one for its controller's pods with the same request, where a permanent refusal of one counts for
+all; one for how those pods fare, where several that fail at once count; one for all pods under the same limits.
 
 ::
 
@@ -9,10 +9,9 @@ all; one of how those fare, where some that fail at once do; one of all pods tha
                              ▲                                   │
                              └───────────── trouble ─────────────┘
 
-Nothing is lost in a closed lane: its pods stay Pending, in the order in which they came.  As many are woken as can
-go: the first when the pause is over, one for each job that ends where a limit holds them, and when a limit has passed
-one, then two, then four.  A lane that is new or had trouble lately takes one sbatch at a time, so that of fifty pods
-only one learns of it.
+Pods of a closed lane stay Pending, in order of arrival. As many are woken as can proceed: the first when the pause is
+over, one for each job that ends where a limit holds them, and after a limit has passed one, then two, then four. A lane
+that is new or had recent trouble admits one sbatch at a time, so that of fifty pods only one meets the error.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
     from hpk.pods.lanes import Key
 
 AT_ONCE_SECONDS = 60.0
-"""A pod that fails within this time has failed at once; one that lived longer has not."""
+"""A pod that fails within this time has failed at once."""
 PROBE_SECONDS = 120.0
-"""After which another pod may try, if the one that went ahead has not come to sbatch."""
+"""How long until another pod may try, if the first has not reached sbatch."""
 CAREFUL_SECONDS = 60.0
-"""How long after trouble a lane takes one sbatch at a time."""
+"""How long after trouble a lane admits one sbatch at a time."""
 FORGET_SECONDS = 600.0
-"""How long pods must have fared well before the next that fails at once counts as the first."""
+"""How long pods must do well before the next failure at once counts as the first."""
 MOST_LANES = 1000
 MOST_WAKES = 64
-"""Woken by one success, at most."""
+"""How many pods one success wakes at most."""
 RATE_LIMIT_FACTOR = 4
 
 
@@ -55,7 +54,7 @@ PAUSES = {
 
 
 class Held(errors.Retryable):
-    """Another pod's trouble holds this one; the text is that trouble's, ``seconds`` when to look again."""
+    """The pod is held by another pod's trouble; the text describes it, ``seconds`` says when to try again."""
 
     def __init__(self, message: str, *, seconds: float) -> None:
         super().__init__(message)
@@ -74,16 +73,16 @@ class _Lane:
     probes_until: float = 0.0
     held: OrderedDict[str, None] = field(default_factory=OrderedDict)
     called: set[str] = field(default_factory=set)
-    """Those for each of whom a place has become free, while the lane stays closed to the others."""
+    """Pods for each of which a place is free while the lane stays closed to others."""
     next_wakes: int = 1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Gate:
-    """All lanes.
+    """The lanes of all pods.
 
     Attributes:
-        on_open: Called with the UID of a pod that was held, when it may try again or has become the first in line.
+        on_open: Called with the UID of a held pod that may try again or is now first in line.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Gate:
         self._lanes: dict[Key, _Lane] = {}
 
     def check(self, uid: str, wanted: Sequence[Key]) -> None:
-        """Let the pod go on, as the one that tries where a lane's pause is over.
+        """Let the pod proceed; where a lane's pause is over, it is the one that tries.
 
         Raises:
             Held: Not now.
@@ -113,7 +112,7 @@ class Gate:
             if until > now:
                 lane.held.setdefault(uid)
                 is_first = next(iter(lane.held)) == uid
-                # Who is behind is woken when it can go; to look again is only for the case that nobody is left to wake.
+                # Pods further back are woken when they can proceed; they look again in case nobody is left to do that.
                 raise Held(lane.text, seconds=until - now + (0.0 if is_first else PROBE_SECONDS))
         for lane in closed:
             lane.held.pop(uid, None)
@@ -123,12 +122,12 @@ class Gate:
 
     def _is_closed(self, lane: _Lane, now: float) -> bool:
         if lane.kind == "failed" and lane.prober is not None and lane.probes_until <= now and lane.opened_at is None:
-            lane.opened_at = now  # the one that went ahead lives: the others may go
+            lane.opened_at = now  # the one that went ahead lives: the others may proceed
             self._wake(lane, len(lane.held))
         return bool(lane.failures) and lane.opened_at is None
 
     def denial(self, wanted: Sequence[Key]) -> str | None:
-        """What sbatch lately said to the controller's other pods, while that lane is closed."""
+        """Return sbatch's recent refusal of the controller's other pods, while that lane is closed."""
         now = self._clock()
         for key in wanted:
             lane = self._lanes.get(key)
@@ -138,10 +137,10 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def turn(self, uid: str, wanted: Sequence[Key]) -> AsyncIterator[None]:
-        """The block is the pod's sbatch; what comes of it opens or closes the lanes.
+        """Guard the pod's sbatch call; its result opens or closes the lanes.
 
         Raises:
-            Held: Not now: another pod met trouble while this one waited.
+            Held: Another pod met trouble while this one waited.
         """
         async with contextlib.AsyncExitStack() as stack:
             for key in wanted:
@@ -158,13 +157,13 @@ class Gate:
             self._open(uid, wanted)
 
     def leave(self, uid: str, wanted: Sequence[Key]) -> None:
-        """The pod tries no more for now: where it went ahead, let another."""
+        """Let another pod try in place of this one, which has stopped trying for now."""
         for key in wanted:
             if (lane := self._lanes.get(key)) is not None:
                 self._pass_on(uid, lane)
 
     def forget(self, uid: str) -> None:
-        """The pod is done with: it is held no more, and what it was called for is another's."""
+        """Drop a pod that is done; a place kept for it goes to another."""
         for lane in self._lanes.values():
             was_first = next(iter(lane.held), None) == uid
             lane.held.pop(uid, None)
@@ -182,7 +181,7 @@ class Gate:
             self._give_place(lane)
 
     def failed_at_once(self, wanted: Sequence[Key], text: str) -> None:
-        """A pod ran, and failed at once; of several that did so together the first counts."""
+        """Record that a pod ran and failed at once; of several at the same time the first counts."""
         for key in wanted:
             lane = self._lane(key)
             if lane.kind != "failed" or lane.closed_until > self._clock():
@@ -192,7 +191,7 @@ class Gate:
             self._close([key], "failed", text)
 
     def job_ended(self) -> None:
-        """A job has ended: where a limit holds pods, one may try now."""
+        """Let one pod try wherever a limit holds some, because a job has ended."""
         for lane in self._lanes.values():
             if lane.kind == "limits" and lane.failures:
                 self._give_place(lane)
@@ -218,7 +217,7 @@ class Gate:
         await lane.lock.acquire()
         if lane.careful_until > self._clock():
             stack.callback(lane.lock.release)
-        else:  # the one before us has shown that all is well
+        else:  # the pod before this one has shown that all is well
             lane.lock.release()
 
     def _close(self, wanted: Sequence[Key], kind: str, text: str, *, count: int = 1) -> None:
@@ -231,7 +230,7 @@ class Gate:
             lane.text, lane.prober, lane.opened_at = text, None, None
             lane.next_wakes = 1
             lane.called.clear()
-            if was_tried:  # the next one would wait for as long as it might have taken
+            if was_tried:  # else the next one would wait for as long as this one might have taken
                 self._call_first(lane)
 
     def _open(self, uid: str, wanted: Sequence[Key]) -> None:
@@ -240,22 +239,22 @@ class Gate:
             if lane.careful_until == float("inf"):
                 lane.careful_until = now
             if lane.kind == "failed":
-                continue  # how it fares is not known yet
+                continue  # its success is not known yet
             if uid in lane.called:
                 lane.called.discard(uid)
-                continue  # the place was free, and is taken: for the others nothing has changed
+                continue  # the free place is taken; nothing changes for the others
             lane.failures, lane.closed_until, lane.prober = 0, 0.0, None
             count = len(lane.held) if lane.kind == "refused" else lane.next_wakes
             lane.next_wakes = min(2 * lane.next_wakes, MOST_WAKES)
             self._wake(lane, count)
 
     def _wake(self, lane: _Lane, count: int) -> None:
-        """Have so many of those that are held look again; who must still wait is held anew."""
+        """Let this many held pods look again; those that must still wait are held anew."""
         for uid in list(lane.held)[:count]:
             lane.held.pop(uid, None)
             self.on_open(uid)
 
     def _call_first(self, lane: _Lane) -> None:
-        """Have the first in line look when it can go; it keeps its place."""
+        """Let the first in line look when it can proceed; it keeps its place."""
         if lane.held:
             self.on_open(next(iter(lane.held)))

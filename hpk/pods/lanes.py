@@ -14,7 +14,7 @@ Key = tuple[str, ...]
 
 
 def keys(pod: v1.Pod, options: Mapping[str, str | None], request: resources.Request) -> tuple[Key, ...]:
-    """Return the pod's lanes, in the order in which they are entered."""
+    """Return the pod's lanes, in the order in which it enters them."""
     limits = ("limits", *(options.get(name) or "" for name in ("account", "partition", "qos")))
     owner = controller(pod)
     if owner is None:
@@ -24,5 +24,5 @@ def keys(pod: v1.Pod, options: Mapping[str, str | None], request: resources.Requ
 
 
 def controller(pod: v1.Pod) -> v1.OwnerReference | None:
-    """Return who makes another pod when this one fails; None if nobody does."""
+    """Return the controller that replaces a failed pod, or None."""
     return next((owner for owner in pod.metadata.owner_references if owner.controller), None)

@@ -1,7 +1,7 @@
-"""What is left to learn of a job that ended and whose agent said nothing of it: Slurm's word, and the job's output.
+"""Evidence about a job that ended without its agent's report: Slurm's records and the job's output.
 
-An agent that could neither write its last report nor send it prints it, and ends with an exit code that says how the
-pod ended: where the home is full, Slurm's own record is all that remains.
+An agent that can neither write nor send its last report prints it, and its exit code says how the pod ended. If the
+home is full, Slurm's record of that code is all that remains.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ TAIL_BYTES = 4096
 LINE_LENGTH = 300
 ASK_AGAIN_SECONDS = 5.0
 PATIENCE_SECONDS = 15.0
-"""How long a Slurm that does not say how a job ended is asked; then the pod's end is told without that."""
+"""How long Slurm is asked how a job ended; after that the pod's end is reported without its answer."""
 OUT_OF_MEMORY = re.compile(r"exceeded (job |step )?memory limit|oom[-_ ]?kill", re.IGNORECASE)
-"""slurmstepd's words; without cgroups Slurm itself calls such a job only FAILED."""
+"""slurmstepd's words; without cgroups Slurm calls such a job only FAILED."""
 OURS = re.compile(rf"^(stages |{records.END_LINE})")
 
 
 class LastWords(NamedTuple):
-    """What is known of an allocation that is over.
+    """The evidence about an allocation that is over.
 
     Attributes:
-        state: As far as anybody knows.
-        line: The last that its job printed.
-        output: The end of all that it printed.
+        state: Slurm's last state, as far as known.
+        line: The last line that its job printed.
+        output: The end of its job's output.
     """
 
     state: model.AllocationState
@@ -49,10 +49,10 @@ class LastWords(NamedTuple):
 
 
 class Inquiry:
-    """Learns once what became of one pod's job that is over; a Slurm that does not say is asked a few times.
+    """An inquiry, made once, into how one pod's job ended; Slurm is asked a few times if necessary.
 
     Attributes:
-        words: What is known; None as long as it is not known, or the job is not over.
+        words: The evidence; None until it is known.
     """
 
     def __init__(self, allocator: model.Allocator, directory: jobdir.PodDirectory, clock: clocks.Clock) -> None:
@@ -62,7 +62,7 @@ class Inquiry:
         self._due_at = -math.inf
 
     async def learn(self, allocation: model.Allocation, *, is_urgent: bool) -> LastWords | None:
-        """Return what became of the job, as soon as that is known and only then; soon, if that is urgent."""
+        """Return the evidence once, as soon as it is known; wait less for Slurm if it is urgent."""
         now = self._clock.monotonic()
         if self.words is not None or now < self._due_at:
             return None
@@ -70,13 +70,13 @@ class Inquiry:
         if self._patient_until is None:
             self._patient_until = now + PATIENCE_SECONDS
         state = self._allocator.observe(allocation)
-        if state.cause in {None, model.Cause.FINISHED}:  # else Slurm has said all that there is
+        if state.cause in {None, model.Cause.FINISHED}:  # else Slurm has said everything
             try:
                 state = await self._allocator.recall(allocation) or state
             except errors.SlurmUnavailable as error:
                 LOG.warning("Cannot ask Slurm how a job ended", job=allocation.job_id, error=str(error))
                 if now < self._patient_until and not is_urgent:
-                    return None  # what is said of a pod's end cannot be taken back
+                    return None  # a reported end cannot be taken back
         output = await asyncio.to_thread(_tail, Path(self._directory.output))
         if state.cause in {None, model.Cause.FINISHED} and OUT_OF_MEMORY.search(output):
             state = dataclasses.replace(state, cause=model.Cause.OUT_OF_MEMORY)
@@ -84,7 +84,7 @@ class Inquiry:
         return self.words
 
     def doubt(self, allocation: model.Allocation) -> bool:
-        """Forget that the job is gone, and return whether Slurm names it again: one of its answers was not whole."""
+        """Return whether Slurm lists the job again after an incomplete answer, and forget that it is gone."""
         if self.words is None or self.words.state.phase is not model.Phase.GONE:
             return False
         if self._allocator.observe(allocation).phase is model.Phase.GONE:
@@ -94,7 +94,7 @@ class Inquiry:
 
 
 def report(pod: v1.Pod, words: LastWords, newest: records.Report | None, *, now: float) -> records.Report | None:
-    """Return the report that the agent could not leave: as it printed it, else as far as its exit code tells."""
+    """Return the report that the agent could not leave: as printed, else as far as its exit code tells."""
     codes = {code: reason for reason, code in records.UNRECORDED.items()}
     if (reason := codes.get(words.state.exit_code or 0)) is None:
         return None
@@ -107,13 +107,13 @@ def _printed(output: str, uid: str) -> records.Report | None:
             try:
                 found: records.Report = json.loads(line.removeprefix(records.END_LINE))
             except ValueError:
-                return None  # cut: the disk is full
+                return None  # cut off: the disk is full
             return found if found.get("uid") == uid else None
     return None
 
 
 def _made_up(pod: v1.Pod, newest: records.Report | None, reason: str, now: float) -> records.Report:
-    """The newest report, ended for this reason; a container of which no end is known has succeeded if the pod has."""
+    """Return the newest report, ended for this reason; if the pod succeeded, so did containers with no known end."""
     made: records.Report = newest or {
         "version": jobdir.VERSION,
         "uid": pod.metadata.uid,
@@ -145,7 +145,6 @@ def _made_up(pod: v1.Pod, newest: records.Report | None, reason: str, now: float
 
 
 def _succeeded(record: records.ContainerRecord | None, now: float) -> records.ContainerRecord:
-    """The record of a container that ended well, though nobody knows when."""
     if record is not None and record["state"] == "terminated":
         return record
     started_at = (record["started_at"] if record else None) or now
@@ -172,7 +171,7 @@ def _succeeded(record: records.ContainerRecord | None, now: float) -> records.Co
 
 
 def last_line(output: str) -> str:
-    """The last line that somebody else than the agent printed, cut to what fits a status."""
+    """Return the last line not printed by the agent, cut to fit a status."""
     lines = [line.strip() for line in output.splitlines() if line.strip() and not OURS.match(line)]
     return lines[-1][-LINE_LENGTH:] if lines else ""
 

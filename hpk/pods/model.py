@@ -1,7 +1,7 @@
-"""What the rooms of the path hand each other: frozen, small, and with nothing of Slurm's text in it.
+"""Values shared by the modules of the path: frozen, small, and without Slurm's text formats.
 
-An allocation is not a pod.  Today each pod has one Slurm job of its own; a pool (one job, many pods), a gang
-(one job for a group of pods) and an existing job fit behind the same type, and the worker does not notice.
+An allocation is not a pod. Today each pod has its own Slurm job; a pool (one job, many pods), a gang (one job for a
+group of pods) and an existing job fit behind the same type without changes to the worker.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Where an allocation is in its life, as far as Slurm has said."""
+    """The phase of an allocation, as far as Slurm has reported it."""
 
     UNKNOWN = "unknown"
-    """Slurm has not answered; nothing may be concluded."""
+    """Slurm has not answered; this proves nothing."""
     QUEUED = "queued"
     STARTED = "started"
-    """It has nodes; what happens on them is the agent's to tell."""
+    """It has nodes; the agent reports what happens on them."""
     ENDED = "ended"
     GONE = "gone"
-    """Slurm answered, and does not know it any more (its MinJobAge is over)."""
+    """Slurm answered and no longer knows it (MinJobAge is over)."""
 
 
 class Cause(enum.Enum):
-    """Why an allocation ended, where it was not the pod's own end."""
+    """Why an allocation ended."""
 
     FINISHED = "finished"
-    """The script came to its own end; the agent's report says the rest."""
+    """The script ended by itself; the agent's report has the details."""
     CANCELLED = "cancelled"
     TIME_LIMIT = "time limit"
     OUT_OF_MEMORY = "out of memory"
@@ -43,16 +43,16 @@ class Cause(enum.Enum):
 
 
 OWN_FAULT = frozenset({Cause.FINISHED, Cause.OUT_OF_MEMORY})
-"""What another pod of the same kind would meet as well."""
+"""Causes that another pod of the same kind would meet as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Where a pod runs, or will run.
+    """The place where a pod runs, or will run.
 
     Attributes:
         job_id: The Slurm job that holds the resources.
-        uid: The pod's, by which its job is known: a Slurm that was set up anew counts its jobs from 1 again.
+        uid: The pod's, which identifies its job: a reinstalled Slurm counts its jobs from 1 again.
     """
 
     job_id: str
@@ -61,16 +61,15 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationState:
-    """What Slurm says of an allocation.
+    """Slurm's state of an allocation.
 
     Attributes:
-        phase: See Phase.
-        cause: Only when it ended.
-        is_ending: Whether Slurm ends it just now: the phase is still STARTED, and will be ENDED, or QUEUED again.
-        state: Slurm's own word, such as ``PENDING`` or ``NODE_FAIL``.
-        reason: Slurm's own reason, such as ``Priority`` or ``BeginTime``; empty if it gives none.
-        exit_code: Of the job's script; None where nobody has asked, see `Allocator.recall`.
-        signal: That ended the script, or Slurm's own number for why it could not be started; 0 for none.
+        cause: Set only when it has ended.
+        is_ending: Whether Slurm is ending it: the phase is still STARTED, and will be ENDED, or QUEUED again.
+        state: Slurm's word, such as ``PENDING`` or ``NODE_FAIL``.
+        reason: Slurm's reason, such as ``Priority`` or ``BeginTime``, or empty.
+        exit_code: The job script's; None until asked for, see `Allocator.recall`.
+        signal: The signal that ended the script, or Slurm's number for why it could not start; 0 for none.
         nodes: Where it ran, as Slurm's host list.
     """
 
@@ -85,23 +84,23 @@ class AllocationState:
 
     @property
     def is_over(self) -> bool:
-        """Whether Slurm has let go of it."""
+        """Whether Slurm has released it."""
         return self.phase in {Phase.ENDED, Phase.GONE}
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """Everything that the job script is rendered from; no secret is in it.
+    """The values from which the job script is rendered; none is secret.
 
     Attributes:
-        directives: ``#SBATCH`` options without the leading dashes: name to value, None for a bare flag.
+        directives: ``#SBATCH`` options without the leading dashes; None for a bare flag.
         prelude: Shell lines before anything else.
         directory: The pod's directory on the shared file system.
-        sandbox: The argv that starts the agent in the sandbox; ``$`` in it is for the job's shell.
+        sandbox: The argv that starts the agent in the sandbox; the job's shell expands ``$`` in it.
         scratch: The directory on the compute node, expanded by the job's shell.
         cleanup: The argv that removes the scratch directory with the ids that made it.
-        signals: Numbers of the signals to the job's shell that the agent is to have.
-        warmth: Options that the job's shell adds to ``sandbox``, if it finds what they name.
+        signals: The signals that the job's shell forwards to the agent.
+        warmth: Options that the job's shell adds to ``sandbox`` if it finds the files that they name.
     """
 
     directives: dict[str, str | None]
@@ -116,66 +115,66 @@ class JobPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A pod made ready to run: the two files of its directory."""
+    """A pod ready to run: the contents of its directory's two files."""
 
     plan: records.PodPlan
     job: JobPlan
 
 
 class Allocator(Protocol):
-    """Gives pods a place to run; the only part of the path that knows how jobs and pods relate."""
+    """The provider of places for pods; only it knows how jobs and pods relate."""
 
     async def find(self, uid: str) -> Allocation | None:
-        """The allocation that carries this pod already, by what Slurm and the pod's directory say.
+        """Return the pod's allocation according to Slurm and the pod's directory, or None if it has none.
 
         Raises:
-            errors.SlurmUnavailable: Slurm did not answer: not the same as None.
+            errors.SlurmUnavailable: Slurm did not answer, which is not the same as None.
         """
 
     async def claimant(self, uid: str) -> Allocation | None:
-        """The allocation whose agent has claimed the pod; it alone runs it, whatever else was submitted."""
+        """Return the allocation whose agent has claimed the pod; only that one runs it."""
 
     async def allocate(self, uid: str, *, script: str) -> Allocation:
-        """Ask for a place; at most one for each pod, ever.
+        """Submit the pod's job; at most one for each pod, ever.
 
         Raises:
-            errors.JobRefused: For good, in sbatch's own words.
+            errors.JobRefused: Permanently; the message is sbatch's.
             errors.SlurmUnavailable: Not now.
         """
 
     async def release(self, allocation: Allocation, *, only_queued: bool = False) -> None:
-        """End what runs there, queued or running; fine if it ended already.
+        """End the allocation, queued or running; do nothing if it has ended.
 
-        One that is `only_queued` is left alone if it has started, so that its agent can keep the pod's grace.
+        With `only_queued`, one that has started is left alone, so that its agent can keep the pod's grace.
 
         Raises:
             errors.SlurmUnavailable: Not now.
         """
 
     async def ask_to_end(self, allocation: Allocation) -> None:
-        """Have the pod that runs there end within its own grace, though its agent cannot be told.
+        """Make the pod end within its own grace although its agent is not connected.
 
         Raises:
             errors.SlurmUnavailable: Not now.
         """
 
     async def recall(self, allocation: Allocation) -> AllocationState | None:
-        """Return all that Slurm knows of one that is over, the exit code included; None if it knows nothing.
+        """Return the final state of an allocation that is over, with its exit code; None if Slurm knows nothing.
 
-        What slurmctld has forgotten, the site's accounting may know.
+        The site's accounting may know what slurmctld has forgotten.
 
         Raises:
             errors.SlurmUnavailable: No answer.
         """
 
     def observe(self, allocation: Allocation) -> AllocationState:
-        """The newest that Slurm said; never asks."""
+        """Return Slurm's last known state, without asking."""
 
     def watch(self, uid: str, allocation: Allocation) -> None:
-        """Tell the pod's worker of each change of the allocation's state, until `forget`."""
+        """Notify the pod's worker of each change of the allocation's state, until `forget`."""
 
     def forget(self, allocation: Allocation) -> None:
-        """Tell the pod's worker no more."""
+        """Stop notifying the pod's worker."""
 
     def hurry(self, *, after_seconds: float = 0.0) -> None:
-        """Ask Slurm soon, or in this time: somebody has a reason to think that something changed."""
+        """Ask Slurm soon, or within this time, because something may have changed."""

@@ -1,4 +1,4 @@
-"""The pods that take up the node, as a scheduler counts them: bound, or about to be, and not over."""
+"""The pods that occupy the node, as a scheduler counts them: bound or being bound, and not over."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Object = dict[str, Any]
 
 
 class Occupants:
-    """Kept by the watch of the node's pods; the binder adds what it binds, until the watch has seen it.
+    """The node's occupants, kept by the watch of its pods; the binder adds what it binds until the watch sees it.
 
     Attributes:
-        on_freed: Called whenever a pod takes up the node no more.
+        on_freed: Called whenever a pod leaves the node.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Occupants:
         return len(self._bound) + len(self._assumed)
 
     def update(self, uid: str, raw: Object | None) -> None:
-        """Take in the newest state of a pod of the node; None if it is gone."""
+        """Record the newest state of a pod of the node; None if it is gone."""
         assumed = self._assumed.pop(uid, None)
         if raw is not None and (raw.get("status") or {}).get("phase") not in status.TERMINAL:
             self._bound[uid] = raw
@@ -51,35 +51,34 @@ class Occupants:
             self._note_apart(uid, raw)
 
     def forget(self, uid: str, *, is_told: bool = True) -> None:
-        """Take back an assumption, as the pod could not be bound, and tell of its place, unless it keeps its turn."""
+        """Remove a pod that could not be bound; report the free place unless the pod keeps its turn."""
         if self._assumed.pop(uid, None) is not None:
             self._free(uid, is_told=is_told)
 
     def pods(self) -> Iterator[Object]:
-        """Yield all of them."""
+        """Yield all occupants."""
         yield from self._bound.values()
         yield from self._assumed.values()
 
     def apart(self) -> Iterator[v1.Pod]:
-        """Yield those that want to be apart from others (required anti-affinity)."""
+        """Yield the pods with required anti-affinity."""
         yield from self._apart.values()
 
     def taken(self, name: str) -> Decimal:
-        """Return how much of a resource they have taken together."""
+        """Return how much of a resource the occupants have taken together."""
         return sum((self._request(raw, name) for raw in self.pods()), Decimal(0))
 
     def _request(self, raw: Object, name: str) -> Decimal:
-        """Return how much of a resource a pod takes; worked out once, for a pod's resources do not change."""
+        """Return how much of a resource a pod takes; cached, because a pod's resources do not change."""
         known = self._requests.setdefault(raw["metadata"]["uid"], {})
         if name not in known:
             known[name] = Decimal(0)
             if _names(raw["spec"], name):
-                with contextlib.suppress(msgspec.ValidationError):  # its own worker says so; others want to be bound
+                with contextlib.suppress(msgspec.ValidationError):  # its own worker reports it; others want to be bound
                     known[name] = resources.effective(v1.pod(raw), name)
         return known[name]
 
     def _free(self, uid: str, *, is_told: bool = True) -> None:
-        """Forget a pod that takes up the node no more."""
         self._apart.pop(uid, None)
         self._requests.pop(uid, None)
         if is_told:
@@ -87,12 +86,12 @@ class Occupants:
 
     def _note_apart(self, uid: str, raw: Object) -> None:
         if uid not in self._apart and (raw["spec"].get("affinity") or {}).get("podAntiAffinity"):
-            with contextlib.suppress(msgspec.ValidationError):  # its own worker says so; the watch must go on
+            with contextlib.suppress(msgspec.ValidationError):  # its own worker reports it; the watch must go on
                 self._apart[uid] = v1.pod(raw)
 
 
 def _names(spec: Object, resource: str) -> bool:
-    """Return whether the pod names the resource; quickly, for most do not."""
+    """Return whether the pod names the resource, as a quick check: most do not."""
     parts = [c.get("resources") or {} for key in ("containers", "initContainers") for c in spec.get(key) or []]
     return resource in (spec.get("overhead") or {}) or any(
         resource in (part.get(key) or {}) for part in parts for key in ("requests", "limits")

@@ -1,8 +1,7 @@
-"""Everything that a pod needs before its job is submitted, so that no compute time is spent on waiting.
+"""The preparation of a pod before its job is submitted, so that no compute time is spent waiting.
 
-First images are converted, for as many pods at a time as there are; then ConfigMaps, Secrets and tokens are fetched
-and a certificate for the pod's agent issued, for few.  What is missing is said per container in the kubelet's words,
-and tried again.
+First images are converted, for any number of pods at a time; then ConfigMaps, Secrets and tokens are fetched and the
+agent's certificate is issued, for a few at a time. Missing items are reported per container in the kubelet's words.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ PULL_PAUSES = backoff.Policy(first_seconds=10.0, cap_seconds=300.0)
 CONFIG_PAUSE_SECONDS = 2.0
 RUNTIME_PAUSE_SECONDS = 15.0
 SHOW_ERROR_SECONDS = 1.0
-"""How long a container says ErrImagePull before it says ImagePullBackOff."""
+"""How long a container shows ErrImagePull before ImagePullBackOff."""
 
 
 class NotReady(errors.HpkError):
-    """The pod cannot be submitted yet; ``waiting`` says why, and ``seconds`` when to look again."""
+    """The pod cannot be submitted yet; ``waiting`` says why, ``seconds`` when to try again."""
 
     def __init__(self, waiting: Mapping[str, tuple[str, str]], *, seconds: float) -> None:
         super().__init__("; ".join(sorted({message or reason for reason, message in waiting.values()})))
@@ -51,23 +50,22 @@ class NotReady(errors.HpkError):
 
 
 class Certificates(Protocol):
-    """Issues what an agent identifies itself with."""
+    """An issuer of the agents' certificates."""
 
     def for_agent(self, uid: str) -> records.Link:
-        """A certificate for this pod only."""
+        """Return a certificate for this pod only."""
 
 
 @dataclass
 class Attempts:
-    """What a worker remembers between tries.
+    """What a worker remembers between attempts.
 
     Attributes:
         failures: By image, how often its pull failed in a row.
         due: By image, when its next pull is due (`Clock.monotonic`).
-        said: By image the last failure's reason; by container the image id that was told.
-        fresh: Images whose failure shows as itself, not yet as a back-off.
-        begun: Containers and images whose pull was told and has not failed: a pod that waits for something else asks
-            the registry again, and tells of no second pull.
+        said: By image the last failure's reason; by container the reported image id.
+        fresh: Images whose failure still shows as itself, not as a back-off.
+        begun: (container, image) pairs whose pull was reported and has not failed: a retry is not reported again.
     """
 
     failures: dict[str, int] = field(default_factory=dict)
@@ -87,7 +85,7 @@ class Ready:
 
 
 class Preparer:
-    """Makes pods ready; everything that it needs is given to it once."""
+    """The preparation of pods, with everything that it needs."""
 
     def __init__(
         self,
@@ -109,12 +107,12 @@ class Preparer:
         self._shared = sources.SharedConfigMaps()
 
     async def pull(self, pod: v1.Pod, *, cluster: admit.Cluster, attempts: Attempts) -> dict[str, images.Image]:
-        """Return the images of all of the pod's containers, by their names; may take minutes.
+        """Return the images of all the pod's containers, by container name; may take minutes.
 
         Raises:
-            NotReady: One is missing, or the pod's runtime class; it has been told in events.
-            errors.PodRefused: A pull secret is none.
-            errors.ApiUnavailable: The API server is away.
+            NotReady: An image or the runtime class is missing; events have reported it.
+            errors.PodRefused: A pull secret holds no docker config.
+            errors.ApiUnavailable: The API server is unreachable.
         """
         if (trouble := runtime.trouble(pod, cluster)) is not None:
             self._recorder.tell(pod, "Warning", "FailedCreatePodSandBox", trouble)
@@ -126,12 +124,12 @@ class Preparer:
         return await self._pull(pod, attempts, credentials)
 
     def keep(self, plan: records.PodPlan) -> None:
-        """Leave to a pod what an earlier kubelet promised it in its plan."""
+        """Keep what an earlier kubelet's plan promised to a pod."""
         if address := plan.get("address"):
             self._addresses.keep(plan["uid"], address["ip"])
 
     async def forget(self, uid: str) -> None:
-        """Let the images of a pod that is gone go."""
+        """Release the images of a pod that is gone."""
         await self._store.forget(Path(self._state.pod(uid).root))
 
     async def prepare(
@@ -145,9 +143,9 @@ class Preparer:
         """Return the pod's two files and its job.
 
         Raises:
-            NotReady: Something is missing; it has been told in events.
-            errors.PodRefused: The pod cannot be honoured at all.
-            errors.ApiUnavailable: The API server is away.
+            NotReady: Something is missing; events have reported it.
+            errors.PodRefused: The pod is not supported.
+            errors.ApiUnavailable: The API server is unreachable.
         """
         pod = admitted.pod
         found = await self._fetch(pod)
@@ -167,12 +165,12 @@ class Preparer:
     async def prepare_ephemeral(
         self, pod: v1.Pod, container: v1.Container, *, cluster: admit.Cluster, attempts: Attempts
     ) -> records.ContainerPlan:
-        """The plan of one more container of a pod that runs, or of one whose image was changed.
+        """Return the plan of a running pod's ephemeral container, or of one whose image was changed.
 
         Raises:
-            NotReady: Something is missing; it has been told in events.
-            errors.PodRefused: The container cannot be honoured at all.
-            errors.ApiUnavailable: The API server is away.
+            NotReady: Something is missing; events have reported it.
+            errors.PodRefused: The container is not supported.
+            errors.ApiUnavailable: The API server is unreachable.
         """
         alone = _only(pod, container)
         fetched = await self._fetch(alone)
@@ -185,13 +183,13 @@ class Preparer:
             raise self._misconfigured(pod, error) from error
 
     async def token(self, pod: v1.Pod, key: sources.TokenKey) -> sources.Token:
-        """Request one more token for the pod, as its plan says it was requested (see `sources.token`)."""
+        """Request another token for the pod with the key in its plan (see `sources.token`)."""
         return await sources.token(self._kube, pod, key)
 
     async def _fetch(self, pod: v1.Pod) -> sources.Sources:
         try:
             return await sources.gather(self._kube, pod, shared=self._shared)
-        except (errors.Rejected, errors.NotFound) as error:  # such as a token for a service account that is gone
+        except (errors.Rejected, errors.NotFound) as error:  # such as a token for a deleted service account
             self._recorder.tell(pod, "Warning", "FailedMount", str(error))
             raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
 
@@ -222,7 +220,7 @@ class Preparer:
     async def _pull(
         self, pod: v1.Pod, attempts: Attempts, credentials: Mapping[str, Any] | None
     ) -> dict[str, images.Image]:
-        """Every container's image; errors of several containers are told together."""
+        """Return every container's image; report errors of several containers together."""
         containers = pod.all_containers
         answers = await asyncio.gather(*(self._ensure(pod, c, attempts, credentials) for c in containers))
         waiting = {c.name: answer for c, answer in zip(containers, answers, strict=True) if isinstance(answer, tuple)}
@@ -233,7 +231,6 @@ class Preparer:
     async def _ensure(
         self, pod: v1.Pod, container: v1.Container, attempts: Attempts, credentials: Mapping[str, Any] | None
     ) -> images.Image | tuple[str, str]:
-        """The image, or the waiting reason and message."""
         name = container.image
         if attempts.due.get(name, 0.0) > self._clock.monotonic():
             return self._backing_off(pod, container, attempts)
@@ -268,7 +265,7 @@ class Preparer:
     ) -> tuple[str, str]:
         name = container.image
         failures = attempts.failures.get(name, 0)
-        if attempts.due.get(name, 0.0) <= self._clock.monotonic():  # two containers of one image fail once
+        if attempts.due.get(name, 0.0) <= self._clock.monotonic():  # two containers with one image fail once
             failures = attempts.failures[name] = failures + 1
         pause = PULL_PAUSES.pause(failures)
         attempts.due[name] = self._clock.monotonic() + pause
@@ -292,7 +289,7 @@ class Preparer:
         return "ImagePullBackOff", message
 
     def _pause(self, attempts: Attempts, names: set[str]) -> float:
-        """Until the state to show changes: soon from the error to the back-off, then when a pull is due."""
+        """Return the seconds until the shown state changes: from error to back-off soon, then when a pull is due."""
         now = self._clock.monotonic()
         dues = [attempts.due[name] - now for name in names if attempts.due.get(name, 0.0) > now]
         shortest = min(dues, default=PULL_PAUSES.first_seconds)
@@ -300,7 +297,7 @@ class Preparer:
 
 
 def _only(pod: v1.Pod, *containers: v1.Container) -> v1.Pod:
-    """Return the pod as if these containers were all of it: what others and the volumes need is not fetched."""
+    """Return the pod with only these containers, so that nothing is fetched for the others and the volumes."""
     spec = msgspec.structs.replace(
         pod.spec, containers=list(containers), init_containers=[], ephemeral_containers=[], volumes=[]
     )
@@ -308,7 +305,7 @@ def _only(pod: v1.Pod, *containers: v1.Container) -> v1.Pod:
 
 
 def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:
-    """The registries' credentials of the pod's pull secrets, as one docker config; a missing secret gives none."""
+    """Return the registries' credentials of the pull secrets as one docker config; a missing secret adds none."""
     auths: dict[str, Any] = {}
     for secret in pod.spec.image_pull_secrets:
         data = (found.secrets.get(secret.name) or {}).get("data") or {}
@@ -324,7 +321,7 @@ def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:
 
 
 def _advice(name: str, policy: str) -> str:
-    """Many sites' compute nodes reach no registry."""
+    """Return advice for sites whose compute nodes reach no registry."""
     then = ", and set imagePullPolicy: IfNotPresent" if policy == "Always" else ""
     return f"if only login nodes reach the registry, run there: hpk pull {name}{then}"
 

@@ -1,7 +1,7 @@
-"""Which pods want a look: a set of UIDs, so that many changes are one look, and the newest state counts.
+"""A work queue of pod UIDs: a set, so that many changes make one round, and the newest state counts.
 
-As the kubelet's work queue: each UID is worked on by at most one worker at a time, a change meanwhile makes one
-more round, and a round may ask for another one later.
+Like the kubelet's work queue: at most one worker handles a UID at a time, a change meanwhile makes another round, and a
+round may ask for a later one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ RETRIES = backoff.Policy(first_seconds=0.5, cap_seconds=30.0)
 
 
 class Queue:
-    """Runs ``round(uid)`` for each UID that was marked, one at a time per UID, all UIDs side by side.
+    """A queue that runs ``round(uid)`` for each marked UID, one at a time per UID, all UIDs concurrently.
 
-    A round returns the seconds until it wants to be called anyway (with jitter), or None; a round that raises
-    is logged, told to ``on_failure`` and called again, with growing pauses and without end: nothing that a pod does
-    stops the others.
+    A round returns the seconds until its next call (with jitter), or None. A round that raises is logged, reported to
+    ``on_failure`` and retried with growing pauses and without end: no pod stops the others.
     """
 
     def __init__(
@@ -45,19 +44,19 @@ class Queue:
         self._is_open = False
 
     def mark(self, uid: str) -> None:
-        """Ask for a round, soon; any number of calls before it begins are one."""
+        """Ask for a round soon; calls before it begins are merged."""
         self._dirty.add(uid)
         if self._is_open and uid not in self._tasks:
             self._start(uid)
 
     def forget(self, uid: str) -> None:
-        """Drop the timer and the count of failures of a UID that is done with."""
+        """Drop the timer and the failure count of a UID that is done."""
         self._failures.pop(uid, None)
         if timer := self._timers.pop(uid, None):
             timer.cancel()
 
     async def run(self) -> None:
-        """Work until cancelled; rounds in progress are cancelled with it."""
+        """Work until cancelled, then cancel the rounds in progress."""
         self._is_open = True
         for uid in list(self._dirty):
             self._start(uid)
@@ -87,7 +86,7 @@ class Queue:
     async def _guarded(self, uid: str) -> float | None:
         try:
             seconds: float | None = await self._work(uid)
-        except Exception as error:  # whatever goes wrong with one pod is that pod's alone
+        except Exception as error:  # a pod's error must not affect others
             failures = self._failures[uid] = self._failures.get(uid, 0) + 1
             seconds = RETRIES.pause(failures)
             LOG.warning("Cannot finish a round, will try again", uid=uid, error=repr(error), exc_info=error)

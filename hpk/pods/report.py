@@ -1,7 +1,7 @@
-"""Writes pods' statuses: only what changed, never backwards, and only to the pod that is meant.
+"""The writer of pods' statuses: only changes, never backwards, and only to the intended pod.
 
-A patch carries the UID, so that a pod that was created anew under the same name refuses it; what others wrote
-(conditions, labels) is left alone, and what others overwrote is written again.
+A patch carries the UID, so that a pod created anew under the same name rejects it. What others wrote (conditions,
+labels) is left alone; what others overwrote is written again.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ LOG = structlog.get_logger(__name__)
 
 
 class Reporter:
-    """Remembers what it wrote last, since the informer's copy lags behind by one watch event."""
+    """A writer that remembers its last writes, since the informer's copy lags by one watch event."""
 
     def __init__(self, kube: client.Kube) -> None:
         self._kube = kube
         self._written: dict[str, dict[str, Any]] = {}
 
     def current(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """The newer of the informer's copy of the pod and of the answer to our last write."""
+        """Return the newer of the informer's copy of the pod and the answer to our last write."""
         written = self._written.get(raw["metadata"]["uid"])
         if written is not None and _version(written) > _version(raw):
             return written
         return raw
 
     async def report(self, raw: dict[str, Any], pod: v1.Pod, facts: status.Facts, *, now: datetime) -> str:
-        """Make the API server say what the facts say; return the phase that it now has.
+        """Write the status that follows from the facts; return the phase that the API server now has.
 
         Raises:
-            errors.ApiUnavailable: It is away; nothing is lost, the facts stay.
+            errors.ApiUnavailable: It is unreachable; call again with the same facts.
         """
         current = self.current(raw).get("status") or {}
         wanted = compare.merge_transitions(status.status(pod, facts, now=now), current)
@@ -58,7 +58,7 @@ class Reporter:
         return str(wanted["phase"])
 
     async def remove(self, pod: v1.Pod) -> None:
-        """Take the object away now that nothing of the pod runs; fine if it is gone or another has its name."""
+        """Delete the object of a pod of which nothing runs; do nothing if it is gone or its name is reused."""
         meta = pod.metadata
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta.uid}}
         try:
@@ -67,7 +67,7 @@ class Reporter:
             LOG.debug("The pod was gone already", pod=pod.where, uid=meta.uid)
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered of a pod."""
+        """Forget a pod's last write."""
         self._written.pop(uid, None)
 
 

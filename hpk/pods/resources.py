@@ -1,8 +1,8 @@
-"""What a pod asks of Slurm: pure arithmetic on requests and limits.
+"""A pod's resource request to Slurm: pure arithmetic on requests and limits.
 
-A pod's effective request is Kubernetes' own: the largest of the init phase (each init container beside the
-sidecars started before it) and of the sum of all app containers and sidecars (KEP-753).  Slurm has no burst:
-memory is the limit where there is one, else the request, because nothing goes beyond a job's allocation.
+The effective request is Kubernetes': the larger of the init phase (each init container with the sidecars started before
+it) and the sum of all app containers and sidecars (KEP-753). Slurm has no burst: memory is the limit, else the request,
+because nothing exceeds a job's allocation.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
 
 GPU = "nvidia.com/gpu"
 OVERHEAD_BYTES = 96 << 20
-"""Measured: agent, crun, squashfuse and the Apptainer starter of one pod."""
+"""Measured: the agent, crun, squashfuse and the Apptainer starter of one pod."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Of one pod's job.
+    """The resource request of one pod's job.
 
     Attributes:
         cpus: Whole CPUs, at least 1.
-        memory_bytes: With the overhead, or None where the pod names none and Slurm's default applies.
-        gpus: Whole GPUs.
+        memory_bytes: With the overhead; None if the pod names none and Slurm's default applies.
     """
 
     cpus: int
@@ -39,18 +38,18 @@ class Request:
 
 
 def request(pod: v1.Pod) -> Request:
-    """Return the pod's effective request, ready for sbatch; with the overhead that its RuntimeClass declares."""
+    """Return the pod's effective request for sbatch, with its RuntimeClass's overhead."""
     memory = _of_pod(pod, "memory", is_limit_first=True)
     return Request(
         cpus=max(1, quantity.ceiling(effective(pod, "cpu"))),
-        # A RuntimeClass's overhead alone names no memory for the containers.
+        # A RuntimeClass's overhead alone is no memory request for the containers.
         memory_bytes=quantity.ceiling(memory + _overhead(pod, "memory")) + OVERHEAD_BYTES if memory else None,
         gpus=quantity.ceiling(_of_pod(pod, GPU, is_limit_first=True)),
     )
 
 
 def memory_limit(pod: v1.Pod) -> int | None:
-    """Return the memory limit of the pod as a whole; None where a container has none."""
+    """Return the memory limit of the whole pod; None if a container has none."""
     if (own := pod.spec.resources.limits.get("memory")) is not None:
         return quantity.ceiling(quantity.parse(own))
     if any("memory" not in container.resources.limits for container in pod.all_containers):
@@ -59,12 +58,12 @@ def memory_limit(pod: v1.Pod) -> int | None:
 
 
 def effective(pod: v1.Pod, name: str) -> Decimal:
-    """Return how much of a resource the pod requests; a limit counts where no request is."""
+    """Return how much of a resource the pod requests; a limit replaces a missing request."""
     return _of_pod(pod, name, is_limit_first=False) + _overhead(pod, name)
 
 
 def _of_pod(pod: v1.Pod, name: str, *, is_limit_first: bool) -> Decimal:
-    """Return what the pod itself names (KEP-2837), else what its containers take at a time."""
+    """Return the pod's own amount (KEP-2837), else what its containers take at a time."""
     own = pod.spec.resources
     if name in own.requests or name in own.limits:
         return _amount(own, name, is_limit_first=is_limit_first)
@@ -79,7 +78,7 @@ def names(pod: v1.Pod) -> set[str]:
 
 
 def peak(pod: v1.Pod, amount: Callable[[v1.Container], Decimal]) -> Decimal:
-    """Return the most that the pod's containers take at a time of what ``amount`` says of one."""
+    """Return the peak over time of the sum of ``amount`` over the pod's containers."""
     sidecars, most = Decimal(0), Decimal(0)
     for container in pod.spec.init_containers:
         if container.restart_policy == "Always":

@@ -1,6 +1,6 @@
-"""What the admission webhook answers: the worker's and the binder's own decisions, told to whoever makes an object.
+"""The admission webhook's answers: the worker's and the binder's own decisions, given when an object is created.
 
-From memory alone: the API server waits, and a kubelet under load must not ask Slurm for each pod.
+They come from memory alone: the API server waits, and a kubelet under load must not ask Slurm for each pod.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ RESIZE = (
 
 
 class Reviews:
-    """Decides about pods, and warns about what makes pods.
+    """The review of pods, with warnings about objects that create pods.
 
     Attributes:
-        namespaces: Labels by namespace, for affinity terms that choose namespaces by them.
+        namespaces: Labels by namespace, for affinity terms that select namespaces by them.
     """
 
     def __init__(
@@ -40,15 +40,14 @@ class Reviews:
     def review(
         self, kind: str, raw: Object, *, old: Object | None = None, part: str = ""
     ) -> tuple[str | None, list[str]]:
-        """Return why the object must not be so (None: it may), and what its maker should know all the same.
+        """Return why the object is rejected (None if it is not), and warnings for its creator.
 
-        `old` is the object as it is, None if it is created; `part` the subresource through which it is changed, empty
-        for the object itself.
+        `old` is the existing object, None for a creation; `part` is the changed subresource, or empty.
         """
         if kind == "Pod":
             return self._pod(raw) if old is None else (self._change(raw, old, part), [])
         if any(owner.get("controller") for owner in raw["metadata"].get("ownerReferences") or ()):
-            return None, []  # who applied what made it has been told
+            return None, []  # whoever applied the owner has been warned
         return None, self._template(kind, raw)
 
     def _pod(self, raw: Object) -> tuple[str | None, list[str]]:
@@ -62,15 +61,15 @@ class Reviews:
         doubt = admit.doubt(asked, cluster)
         if lanes.controller(asked.pod) is None:
             return None, [*([doubt] if doubt else []), *self._warnings(asked, cluster)]
-        # A controller would replace the pod that sbatch refuses, without end; refused here, it takes its time.
+        # A controller would replace a pod that sbatch refuses, endlessly; a pod rejected here makes it back off.
         return doubt or self._gate.denial(asked.lanes), []
 
     def _warnings(self, asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
-        """Return what of a pod will not be read, and what will keep it from running, though it may exist."""
+        """Return warnings about ignored parts of the pod, and about what keeps it from running."""
         pod = asked.pod
         found = _advice(asked, cluster)
         if pod.spec.scheduling_gates:
-            return found  # who set them knows
+            return found  # whoever set them knows
         if pod.spec.node_name:
             found += [_no_such_node(pod, cluster)] if pod.spec.node_name != cluster.name else []
         elif pod.spec.scheduler_name not in {"", bind.SCHEDULER}:
@@ -90,13 +89,13 @@ class Reviews:
         if old["spec"].get("nodeName"):
             return _of_bound(raw, old)
         try:
-            admit.admit(raw, cluster=self._cluster())  # gates, selectors and annotations may still change
+            admit.admit(raw, cluster=self._cluster())  # gates, selectors and annotations can still change
         except errors.PodRefused as error:
             return str(error) if _is_worse(str(error), old, self._cluster()) else None
         return None
 
     def _ephemeral(self, raw: Object, old: Object) -> str | None:
-        """Return why new ones are refused: those that are there cannot be taken away."""
+        """Return why new ephemeral containers are rejected; existing ones cannot be removed."""
         there = {container["name"] for container in old["spec"].get("ephemeralContainers") or ()}
         refused = admit.refused(raw, cluster=self._cluster())
         return "; ".join(why for name, why in refused.items() if name not in there) or None
@@ -119,14 +118,13 @@ class Reviews:
 
 
 def _advice(asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
-    """Return what the pod's maker may not expect of a pod that will run."""
     shortened = warning.shortened(asked.pod, asked.options, cluster.capacity)
     found = (admit.unread(asked.pod), shortened, _held_nodes(asked.options))
     return [text for text in found if text]
 
 
 def _held_nodes(options: Mapping[str, str | None]) -> str | None:
-    """Return what becomes of a job's other nodes: no refusal, for a container may start programs there itself."""
+    """Return a warning about a job's other nodes; no rejection, because a container may start programs there."""
     if option := flags.several_nodes(options):
         return f"{option}: the pod's containers run on the first of its job's nodes; the others are held for it"
     tasks = options.get("ntasks") or ""
@@ -139,7 +137,7 @@ def _held_nodes(options: Mapping[str, str | None]) -> str | None:
 
 
 def _of_bound(raw: Object, old: Object) -> str | None:
-    """Return why a pod on the node cannot be changed so: its job has been made from what it was."""
+    """Return why a bound pod cannot be changed so: its job was made from the old annotations."""
     for key in (*admit.FLAGS, *admit.MPI_FLAGS):
         before, after = ((one["metadata"].get("annotations") or {}).get(key) for one in (old, raw))
         if before != after:
@@ -159,7 +157,7 @@ def _no_such_node(pod: v1.Pod, cluster: admit.Cluster) -> str:
 
 
 def _is_worse(problem: str, old: Object, cluster: admit.Cluster) -> bool:
-    """Return whether a change brings the problem: one that was there before holds no label or finalizer up."""
+    """Return whether a change causes the problem: an existing one must not block a label or finalizer."""
     try:
         admit.admit(old, cluster=cluster)
     except errors.PodRefused as error:

@@ -1,7 +1,7 @@
-"""RuntimeClasses: which handlers there are; pure.
+"""RuntimeClasses and their handlers; pure.
 
-One runtime starts containers here, whatever a class's handler is called.  A handler that promises another one
-(gVisor, Kata) must not be passed over, so its pods wait, as under a kubelet whose runtime does not know it
+One runtime starts all containers, whatever a class's handler is called. A handler that promises another one (gVisor,
+Kata) must not be ignored, so its pods wait, as under a kubelet whose runtime does not know it
 (instrumentedRuntimeService.RunPodSandbox fails; pkg/kubelet/kuberuntime/kuberuntime_sandbox.go).
 """
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from hpk.pods import admit
 
 HANDLERS = frozenset({"apptainer", "crun", "runc"})
-"""Handlers that mean the runtime that is here, or one that is no different to a pod."""
+"""Handlers that mean this runtime, or one that makes no difference to a pod."""
 
 
 def trouble(pod: v1.Pod, cluster: admit.Cluster) -> str | None:
-    """Return why the pod's RuntimeClass cannot be had, in the kubelet's words, or None if it can."""
+    """Return why the pod's RuntimeClass is not available, in the kubelet's words, or None if it is."""
     name = pod.spec.runtime_class_name
     if not name or cluster.runtime_handlers is None:
         return None

@@ -1,11 +1,10 @@
-"""What kube-scheduler would say of a pod and our one node; pure.
+"""kube-scheduler's filters for a pod and our one node; pure.
 
-The node stands for all of Slurm, which queues jobs itself.  So what a scheduler asks is split: whether the pod may
-go to this node at all (cordon, taints, labels, other pods, how many there are) is asked here, as is whether any
-compute node is large enough.  Whether CPUs, memory and GPUs are free just now is Slurm's to say: see ADR 0016.
+The node stands for all of Slurm, which queues jobs itself. So a scheduler's question is split: this module checks
+whether the pod may go to the node (cordon, taints, labels, other pods, their number) and whether any compute node is
+large enough. Slurm decides when CPUs, memory and GPUs are free: see ADR 0016.
 
-Filters, their order and their words are those of pkg/scheduler/framework/plugins of Kubernetes 1.37; as there, the
-first filter that fails speaks.
+Filters, order and words follow pkg/scheduler/framework/plugins of Kubernetes 1.37: the first that fails is reported.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ if TYPE_CHECKING:
     from hpk.pods import admit, occupants
 
 UNSCHEDULABLE = selectors.Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
-"""What a pod must tolerate to be put on a cordoned node."""
+"""The taint that a pod must tolerate to go to a cordoned node."""
 
 Object = dict[str, Any]
 
 
 class Wants(enum.Enum):
-    """What must change before a pod that cannot be placed can be."""
+    """What must change before a pod can be placed."""
 
     NODE = "node"
-    """The node, or what Slurm has."""
+    """The node, or Slurm's capacity."""
     ROOM = "room"
-    """Another pod must end, whichever."""
+    """Any other pod must end."""
     PODS = "pods"
-    """Certain pods must end, or come."""
+    """Certain pods must end, or appear."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ class Hindrance:
     Attributes:
         wants: What must change.
         reasons: In kube-scheduler's words.
-        hint: One more sentence, for whoever can change it; may be empty.
+        hint: An additional sentence about the remedy, or empty.
     """
 
     wants: Wants
@@ -55,7 +54,7 @@ class Hindrance:
 
     @property
     def message(self) -> str:
-        """The condition's and the event's text."""
+        """The text of the condition and the event."""
         text = ", ".join(sorted(f"1 {reason}" for reason in self.reasons))
         return f"0/1 nodes are available: {text}." + (f" {self.hint}" if self.hint else "")
 
@@ -65,11 +64,10 @@ NO_NODE = "no nodes available to schedule pods"
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a pod meets on the node.
+    """What else is on the node.
 
     Attributes:
-        others: The pods that are there.
-        namespaces: Labels by namespace, for affinity terms that choose namespaces by them.
+        namespaces: Labels by namespace, for affinity terms that select namespaces by them.
     """
 
     others: occupants.Occupants
@@ -118,7 +116,7 @@ def _node_affinity(pod: v1.Pod, cluster: admit.Cluster) -> Hindrance | None:
 
 
 def _resources(asked: admit.Admitted, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
-    """Return what is too large for every compute node, and what others have taken of what Slurm knows nothing of."""
+    """Return what is too large for every compute node, or is used up among the resources unknown to Slurm."""
     reasons, hints = list[str](), list[str]()
     wants = Wants.NODE
     most = cluster.allocatable.get("pods")
@@ -132,24 +130,24 @@ def _resources(asked: admit.Admitted, cluster: admit.Cluster, around: Surroundin
     for name, offered in cluster.extended.items():
         wanted = resources.effective(asked.pod, name)
         if not wanted or wanted > offered:
-            continue  # nothing is asked for, or more than there is, which has been said
+            continue  # nothing is requested, or more than exists, which is reported above
         if wanted > offered - around.others.taken(name):
             wants = Wants.PODS
             reasons.append(f"Insufficient {name}")
-            # How much is taken is not said: each pod's end would have all that wait say something new.
+            # The amount taken is left out: else each pod's end would change the message of all that wait.
             hints.append(f"{name}: {wanted} requested, and pods have taken too much of the node's {offered}.")
     return Hindrance(wants=wants, reasons=tuple(reasons), hint=" ".join(hints)) if reasons else None
 
 
 def _spread(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:
-    """Return the first constraint that one node cannot meet: it has one domain, whose skew is none."""
+    """Return the first constraint that cannot be met on one node, which is one domain without skew."""
     for constraint in pod.spec.topology_spread_constraints:
         if constraint.when_unsatisfiable != "DoNotSchedule":
             continue
         reason = "node(s) didn't match pod topology spread constraints"
         if constraint.topology_key not in cluster.labels:
             return Hindrance(wants=Wants.NODE, reasons=(f"{reason} (missing required label)",))
-        if (constraint.min_domains or 1) < 2:  # noqa: PLR2004 - the one that there is
+        if (constraint.min_domains or 1) < 2:  # noqa: PLR2004 - there is one
             continue
         selector = constraint.label_selector
         alike = sum(
@@ -187,7 +185,7 @@ def _pod_affinity(pod: v1.Pod, cluster: admit.Cluster, around: Surroundings) -> 
 def _is_together(
     pod: v1.Pod, terms: Iterable[selectors.PodAffinityTerm], cluster: admit.Cluster, around: Surroundings
 ) -> bool:
-    """Return whether a pod that meets all terms is on the node; the first of a group that wants itself may start."""
+    """Return whether a pod that meets all terms is on the node; the first pod of a self-affine group may start."""
     terms = list(terms)
     if any(term.topology_key not in cluster.labels for term in terms):
         return False
@@ -204,7 +202,7 @@ def _apart(pod: v1.Pod) -> list[selectors.PodAffinityTerm]:
 
 
 def _meets(term: selectors.PodAffinityTerm, owner: v1.Pod, meta: Object, around: Surroundings) -> bool:
-    """Return whether a pod of this metadata is one of those that the owner's term speaks of."""
+    """Return whether the owner's term selects a pod with this metadata."""
     namespace = meta.get("namespace", "")
     named = namespace in term.namespaces
     if term.namespace_selector is not None:

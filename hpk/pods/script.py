@@ -1,6 +1,6 @@
-"""``script.sh``: the job script, rendered from a plan; pure, and free of secrets.
+"""``script.sh``: the job script, rendered from a plan; pure, and without secrets.
 
-Slurm keeps every job's script and shows it to whoever may ask, so nothing but paths and options is in it.
+Slurm keeps every job's script and shows it to others, so it contains only paths and options.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENVIRONMENT = jinja2.Environment(
 
 
 def render(plan: model.JobPlan) -> str:
-    """The text of the job script."""
+    """Return the text of the job script."""
     return _ENVIRONMENT.get_template("job.sh.j2").render(
         directives=[directive(name, value) for name, value in plan.directives.items()],
         prelude=plan.prelude,
@@ -39,7 +39,7 @@ def render(plan: model.JobPlan) -> str:
 
 
 def directive(name: str, value: str | None) -> str:
-    """One ``#SBATCH`` line; sbatch reads its value as a shell would, up to quoting (sbatch(1))."""
+    """Return one ``#SBATCH`` line; sbatch parses its value with shell-like quoting (sbatch(1))."""
     dashed = f"--{name}"
     if value is None:
         return f"#SBATCH {dashed}"
@@ -47,7 +47,7 @@ def directive(name: str, value: str | None) -> str:
 
 
 def _sbatch_quoted(value: str) -> str:
-    r"""As sbatch's own line parser wants it: double quotes, with ``\\`` before ``\\`` and ``"``."""
+    r"""Quote a value for sbatch's line parser: double quotes, with ``\\`` before ``\\`` and ``"``."""
     plain = value.replace("\n", " ")
     if plain and all(c.isalnum() or c in "@%+=:,./_-" for c in plain):
         return plain
@@ -55,7 +55,7 @@ def _sbatch_quoted(value: str) -> str:
 
 
 def shell_word(word: str) -> str:
-    """Return an argv's word for the job's shell, which expands the scratch directory, the job's facts, and WARM."""
+    """Return a word of an argv for the job's shell, which expands the scratch directory, the job's facts, and WARM."""
     if word == sandbox.WARM:
         return word
     if "$HPK_SCRATCH" in word or word in sandbox.FACTS:

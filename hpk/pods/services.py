@@ -1,4 +1,4 @@
-"""What every pod's worker uses, made once by the composition root."""
+"""The services that every pod's worker uses, created once by the composition root."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """What every worker uses.
+    """The services of a worker.
 
     Attributes:
-        find: The informer's copy of the pod with this UID.
-        listen: An event that is set at each change of a pod, and the way to stop listening.
-        beside: Has something done for a pod that its rounds do not wait for; a round follows its end.
-        preparations: For the pods whose plans are in memory.
-        submissions: For the pods that call sbatch.
+        find: Returns the informer's copy of the pod with this UID.
+        listen: Returns an event set at each change of a pod, and a function that stops listening.
+        beside: Starts work that a pod's rounds do not wait for; a round follows its end.
+        preparations: Limits the pods whose plans are in memory.
+        submissions: Limits the pods that call sbatch.
     """
 
     find: Callable[[str], dict[str, Any] | None]

@@ -1,7 +1,7 @@
-"""An agent's report in the kubelet's own time: hosts' clocks differ, and Kubernetes compares what they say; pure.
+"""An agent's report converted to the kubelet's time, because hosts' clocks differ and Kubernetes compares times; pure.
 
-A Job's controller waits after a pod's failure counting from the container's ``finishedAt``, and kubectl shows ages: a
-compute node two minutes ahead would hold a Job up for two minutes, and its pods would have restarted in the future.
+A Job's controller counts its wait after a failure from the container's ``finishedAt``, and kubectl shows ages: a node
+two minutes ahead would delay a Job by two minutes and show restarts in the future.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 
 
 def corrected(report: records.Report, *, earliest: float = -math.inf, latest: float = math.inf) -> records.Report:
-    """Return the report with all times as our clock has them, as far as it is known how the two differ.
+    """Return the report with all times on our clock, as far as the difference is known.
 
-    The agent knows once it has connected.  What it wrote before is moved, as a whole, no further than needed to lie
-    between two moments of our own.
-    It is in the node's time. In Unix seconds, the pod's job was submitted at `earliest`, so that it began no earlier,
-    and the report was read at `latest`.
+    The agent knows the difference once it has connected. An earlier report is moved as a whole, no further than needed
+    to lie between the submission of its job, `earliest`, and its reading, `latest` (both Unix seconds of our clock).
     """
     ahead = report.get("clock_ahead_seconds", 0.0)
     ahead = min(ahead, report["started_at"] - earliest)
@@ -37,7 +35,6 @@ def corrected(report: records.Report, *, earliest: float = -math.inf, latest: fl
 
 
 def _newest(report: records.Report) -> float:
-    """The last moment that it tells of."""
     moments = [report["started_at"], report["finished_at"], *(event["at"] for event in report["events"])]
     for record in report["containers"].values():
         moments.append(record["started_at"])

@@ -1,4 +1,4 @@
-"""The pods as the kubelet's API shows them: the seam to :mod:`hpk.node`."""
+"""The pods as the kubelet's API shows them: the interface to :mod:`hpk.node`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """A `hpk.node.podsource.PodSource`: the informer's pods, with the newest status that was written."""
+    """The `hpk.node.podsource.PodSource` of the informer's pods with their newest written status."""
 
     def __init__(self, pods: watch.Pods, reporter: report.Reporter) -> None:
         self._pods, self._reporter = pods, reporter
 
     def find(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """The pod of this name, or None."""
+        """Return the pod of this name, or None."""
         raw = self._pods.informer.named(namespace, name)
         return None if raw is None else self._newest(raw)
 
     def pods(self) -> Iterable[dict[str, Any]]:
-        """All pods of the node."""
+        """Return all pods of the node."""
         return [self._newest(raw) for raw in self._pods.informer.objects.values()]
 
     async def wait_for_change(self, uid: str) -> None:
-        """Return at the next change of the pod."""
+        """Wait for the next change of the pod."""
         changed, stop = self._pods.listen(uid)
         try:
             if uid in self._pods.informer.objects:

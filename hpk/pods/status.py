@@ -1,8 +1,8 @@
-"""``v1.PodStatus`` from what the agent and Slurm say; pure.
+"""``v1.PodStatus`` from the agent's and Slurm's reports; pure.
 
-Two sources of truth, in order: the agent's report for what happened in the pod, Slurm for what happened to the
-job.  Slurm's silence changes nothing.  Phase and conditions follow pkg/kubelet/kubelet_pods.go (getPhase,
-generateAPIPodStatus) and pkg/kubelet/status/generate.go.
+Two sources, in order: the agent's report says what happened in the pod, Slurm what happened to the job. Slurm's silence
+changes nothing. Phase and conditions follow pkg/kubelet/kubelet_pods.go (getPhase, generateAPIPodStatus) and
+pkg/kubelet/status/generate.go.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from hpk.kube import v1
 
 KILLED = frozenset({128 + 9, 128 + 15})
-"""Exit codes of a container that a signal of Slurm's or the kernel's ended."""
+"""Exit codes of a container killed by a signal from Slurm or the kernel."""
 UNKNOWN_EXIT_CODE = 137
 LOST = "ContainerStatusUnknown"
 NOT_BEGUN = frozenset({"ContainerCreating", "PodInitializing"})
-"""Why a container waits that has not been started yet."""
+"""The waiting reasons of a container that has not started yet."""
 TERMINAL = frozenset({"Succeeded", "Failed"})
 MOST_MESSAGE_BYTES = 12 << 10
-"""Of all termination messages of one pod, in equal parts (MaxPodTerminationMessageLogLength)."""
+"""The total length of a pod's termination messages, in equal parts (MaxPodTerminationMessageLogLength)."""
 OURS = frozenset(
     {"PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready", "DisruptionTarget"}
 )
-"""Conditions that the kubelet owns; all others are left as they are."""
+"""The conditions that the kubelet owns; others are left alone."""
 
 
 FAILURES: Mapping[model.Cause | None, tuple[str, str]] = {
@@ -41,24 +41,23 @@ FAILURES: Mapping[model.Cause | None, tuple[str, str]] = {
     model.Cause.NODE_FAILED: ("Evicted", "was lost: its compute node failed"),
     model.Cause.PREEMPTED: ("Evicted", "was preempted"),
 }
-"""By cause, the pod's reason and what happened to the job; Argo and others key on ``Evicted``."""
+"""The pod's reason and the job's fate, by cause; Argo and others test for ``Evicted``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that the status of one pod is made from.
+    """The facts from which a pod's status is made.
 
     Attributes:
-        started_at: When the kubelet took the pod on; fixed from then.
+        started_at: When the kubelet accepted the pod; never changes.
         waiting: By container, why it does not run yet, before there is a report.
         report: The agent's newest, or None.
-        allocation: What Slurm says of the pod's job; None before there is one.
-        job_id: Of that allocation.
-        failure: (reason, message) of a pod that the kubelet itself has failed, such as a refused one.
-        is_over: Whether nothing of the pod runs or will run any more.
-        output: The last line that the job printed, where its agent left no record of its end.
-        images: By container name (image, image id), where resolved.
-        is_changing: Whether the pod's agent has still to be told of a change of its specification.
+        allocation: Slurm's state of the pod's job; None before there is one.
+        failure: (reason, message) of a pod that the kubelet itself failed, such as a refused one.
+        is_over: Whether nothing of the pod runs or will run.
+        output: The job's last line, if its agent left no record of its end.
+        images: (image, image id) by container name, if resolved.
+        is_changing: Whether a change of the specification must still be sent to the pod's agent.
     """
 
     started_at: datetime
@@ -74,11 +73,11 @@ class Facts:
 
 
 def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
-    """Return the status that this pod should have; keys that are to be removed are None."""
+    """Return the status that the pod should have; keys to be removed are None."""
     statuses = {c.name: _container(pod, c, facts) for c in pod.all_containers}
     phase = _phase(pod, statuses, facts)
     if facts.failure and phase != "Succeeded" and (facts.is_over or facts.report is None):
-        phase = "Failed"  # what has started must have ended first
+        phase = "Failed"  # whatever has started must end first
     reason, message = _why(facts, phase)
     told = _of_the_failed(statuses, reason) if phase == "Failed" and facts.is_over else statuses
     pod_ip = facts.report["pod_ip"] if facts.report else None
@@ -106,20 +105,19 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
 
 
 def _generation(pod: v1.Pod, facts: Facts) -> int:
-    """Return the generation of the specification that the pod is run by; an edit counts when its agent knows of it."""
+    """Return the generation of the running specification; an edit counts once its agent knows it."""
     if facts.is_changing:
         return pod.status.observed_generation or pod.metadata.generation - 1
     return pod.metadata.generation
 
 
 def _stamped(pod: v1.Pod, facts: Facts, found: list[dict[str, Any]], *, now: datetime) -> list[dict[str, Any]]:
-    """Return conditions with what all of them carry."""
     more = {"observedGeneration": _generation(pod, facts), "lastTransitionTime": stamp(now.timestamp())}
     return [condition | more for condition in found]
 
 
 def stamp(seconds: float) -> str:
-    """A time as the API server keeps it: whole seconds, UTC."""
+    """Return a time in the API server's format: whole seconds, UTC."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -143,15 +141,15 @@ def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
             made["lastState"] = {"terminated": _terminated(record["last_terminated"])}
     made = _as_lost(made, facts) if facts.is_over else made
     if container in pod.spec.init_containers and not conditions.is_sidecar(container) and "terminated" in made["state"]:
-        made["ready"] = made["state"]["terminated"]["exitCode"] == 0  # also when the pod is over, as the kubelet says
+        made["ready"] = made["state"]["terminated"]["exitCode"] == 0  # even if the pod is over, like the kubelet
     return _shortened(made, pod, facts)
 
 
 def _shortened(made: dict[str, Any], pod: v1.Pod, facts: Facts) -> dict[str, Any]:
-    """The same with termination messages cut to equal parts, as status_manager.go does, if the pod's are too long.
+    """Return the status with termination messages cut to equal parts, like status_manager.go, if they are too long.
 
-    The beginning is kept, whole characters of it; controllers that store results in messages rely on that.  Where all
-    of them together are within the bound, none is cut; the kubelet would cut a long one among many short ones too.
+    The beginning is kept, in whole characters; controllers that store results in messages rely on that. If all messages
+    together are within the limit, none is cut, while the kubelet cuts a long one among short ones.
     """
     told = facts.report["containers"].values() if facts.report else ()
     if sum(max(_length(one["terminated"]), _length(one["last_terminated"])) for one in told) <= MOST_MESSAGE_BYTES:
@@ -170,7 +168,7 @@ def _length(run: records.Terminated | None) -> int:
 
 
 def _ephemeral(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
-    """Return the status of an ephemeral container; it is neither ready nor started, for nothing waits for it."""
+    """Return an ephemeral container's status; it is neither ready nor started, because nothing waits for it."""
     made = _container(pod, container, facts)
     if made["state"].get("waiting", {}).get("reason") == "PodInitializing":
         made["state"]["waiting"]["reason"] = "ContainerCreating"
@@ -178,7 +176,7 @@ def _ephemeral(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
 
 
 def _first_wait(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
-    """Return why a container has not been started; in a pod with init containers all wait as PodInitializing."""
+    """Return why a container has not started; with init containers, all wait as PodInitializing."""
     reason, message = facts.waiting.get(container.name, ("", ""))
     default = "PodInitializing" if pod.spec.init_containers else "ContainerCreating"
     return _without_empty({"reason": reason or default, "message": message})
@@ -212,7 +210,7 @@ def _container_id(short: str) -> str | None:
 
 
 def _as_lost(made: dict[str, Any], facts: Facts) -> dict[str, Any]:
-    """The status of a container of a pod that is over: what still claims to run has been lost."""
+    """Return the container's status in a pod that is over: one that still claims to run is lost."""
     made |= {"ready": False, "started": False}
     running = made["state"].get("running")
     is_out_of_memory = _cause(facts) is model.Cause.OUT_OF_MEMORY
@@ -220,16 +218,16 @@ def _as_lost(made: dict[str, Any], facts: Facts) -> dict[str, Any]:
         reason = "OOMKilled" if is_out_of_memory else LOST
         made["state"] = {"terminated": _lost(running["startedAt"], reason=reason)}
     elif is_out_of_memory and (ended := made["state"].get("terminated")) and ended["exitCode"] in KILLED:
-        # The signal that the agent saw was only how: Slurm's, or the kernel's to one of the job's cgroup.
+        # The agent saw only a signal, from Slurm or from the kernel's kill in the job's cgroup.
         made["state"] = {"terminated": {**ended, "reason": "OOMKilled", "exitCode": UNKNOWN_EXIT_CODE}}
     return made
 
 
 def _of_the_failed(statuses: Mapping[str, dict[str, Any]], reason: str) -> Mapping[str, dict[str, Any]]:
-    """The statuses of a failed pod's containers: none may seem to be about to start.
+    """Return the statuses of a failed pod's containers, none of which may seem about to start.
 
-    Of one whose end nobody recorded, all are lost.  One of which nothing ever ran has none, as one that the kubelet
-    rejects, so that kubectl shows the pod's own reason.
+    If nobody recorded the pod's end, all its containers are lost. If nothing ever ran, none has a status, as when the
+    kubelet rejects a pod, so that kubectl shows the pod's own reason.
     """
     has_run = any("waiting" not in made["state"] or made["lastState"] for made in statuses.values())
     if has_run or any(made["state"]["waiting"].get("reason") not in NOT_BEGUN for made in statuses.values()):
@@ -240,7 +238,7 @@ def _of_the_failed(statuses: Mapping[str, dict[str, Any]], reason: str) -> Mappi
 
 
 def _lost(started_at: str | None, *, reason: str = LOST) -> dict[str, Any]:
-    """The terminated state of a container whose end nobody saw; the words are for one of which no more is known."""
+    """Return the terminated state of a container whose end nobody saw; the message applies to LOST alone."""
     message = "The container could not be located when the pod was terminated" if reason == LOST else ""
     return _without_empty({"message": message}) | {
         "exitCode": UNKNOWN_EXIT_CODE,
@@ -265,7 +263,7 @@ def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) ->
     for container in plain:
         code = conditions.exit_code(statuses[container.name])
         if code != 0 or "terminated" not in statuses[container.name]["state"]:
-            return "Pending"  # a failed one fails the pod only when the agent says that all is over
+            return "Pending"  # a failed one fails the pod only when the agent reports the end
     states = [statuses[c.name] for c in apps]
     is_any_app_begun = any("waiting" not in s["state"] or conditions.exit_code(s) is not None for s in states)
     sidecars = [c for c in pod.spec.init_containers if conditions.is_sidecar(c)]
@@ -273,19 +271,19 @@ def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) ->
         return "Pending"
     if any(conditions.exit_code(s) is None and "waiting" in s["state"] for s in states):
         return "Pending"
-    # Terminal phases wait for the agent's word that nothing runs any more: they cannot be taken back.
+    # Terminal phases are final, so they wait for the agent's report that nothing runs.
     return "Running"
 
 
 def _final_phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) -> str:
-    """Of a pod that is over: Succeeded only if every container came to a good end by itself."""
+    """Return the phase of a pod that is over: Succeeded only if every container exited by itself with 0."""
     codes = [conditions.exit_code(statuses[c.name]) for c in pod.spec.containers]
     is_cut_short = _cut_short(facts)
     return "Failed" if is_cut_short or any(code is None or code != 0 for code in codes) else "Succeeded"
 
 
 def _cut_short(facts: Facts) -> bool:
-    """Whether something ended the pod before its containers did; a deletion alone leaves their exit codes to speak."""
+    """Return whether something ended the pod before its containers ended; after a deletion their exit codes decide."""
     ended = facts.report["ended"] if facts.report else None
     if ended and ended["reason"] != "Deleted":
         return True
@@ -297,8 +295,8 @@ def _cut_short(facts: Facts) -> bool:
 def _cause(facts: Facts) -> model.Cause | None:
     """Return why the pod's job ended.
 
-    With cgroups Slurm calls any job OUT_OF_MEMORY in which the kernel has killed a process, though it went on and came
-    to its own end. That is the reason of the pod's end only if one of its containers was killed then.
+    With cgroups Slurm reports OUT_OF_MEMORY for any job in which the kernel killed a process, even if the job then
+    ended by itself. It is the pod's cause only if one of its containers was killed.
     """
     cause = facts.allocation.cause if facts.allocation else None
     if cause is model.Cause.OUT_OF_MEMORY and facts.report and facts.report["finished_at"]:
@@ -327,7 +325,7 @@ def _why(facts: Facts, phase: str) -> tuple[str, str]:
 
 
 def job_failure(facts: Facts) -> tuple[str, str] | None:
-    """(reason, message) of a pod whose job did not come to its own end."""
+    """Return (reason, message) of a pod whose job did not end by itself, or None."""
     ended = facts.report["ended"] if facts.report else None
     state = facts.allocation
     cause = _cause(facts)
@@ -348,11 +346,11 @@ def job_failure(facts: Facts) -> tuple[str, str] | None:
 
 
 COULD_NOT_START = 53
-"""Slurm's signal number for a script that slurmstepd could not begin, as ``ExitCode=0:53``."""
+"""Slurm's signal number for a script that slurmstepd could not start, as in ``ExitCode=0:53``."""
 
 
 def how_it_ended(state: model.AllocationState | None) -> str:
-    """Return what Slurm says of a job whose agent left no record: its exit code and reason, and what they mean."""
+    """Return Slurm's exit code and reason for a job without its agent's record, with their meaning."""
     unrecorded = " and left no record of the pod's end"
     if state is None or state.exit_code is None:
         return unrecorded
@@ -369,7 +367,7 @@ def how_it_ended(state: model.AllocationState | None) -> str:
 
 
 def _how_evicted(ended: records.Ended, state: model.AllocationState | None) -> str:
-    """What happened to a job that Slurm has not let go of, though its agent was told to end; empty if nobody knows."""
+    """Return what happened to a job that Slurm still holds although its agent had to end; empty if unknown."""
     if ended["reason"] == "TimeLimit":
         return "reached its time limit"
     is_queued = state is not None and state.phase is model.Phase.QUEUED
@@ -377,7 +375,7 @@ def _how_evicted(ended: records.Ended, state: model.AllocationState | None) -> s
 
 
 def is_disrupted(facts: Facts) -> bool:
-    """Whether the pod was ended by the cluster rather than by itself or its owner."""
+    """Return whether the cluster ended the pod, rather than itself or its owner."""
     told = job_failure(facts)
     ended = facts.report["ended"] if facts.report else None
     is_its_own = ended is not None and ended["reason"] in life.OWN_ENDS

@@ -1,7 +1,7 @@
-"""Jobs that no pod will use: what an sbatch whose answer was lost has left in the queue; pure.
+"""Queued jobs that no pod will use, left by an sbatch whose answer was lost; pure.
 
-Such a job counts against the user's limits, and starts one day into a directory that is gone.  It is ended only where
-it is certain that it is not its pod's, and only if this state directory's kubelet submitted it.
+Such a job counts against the user's limits, and would start in a directory that is gone. It is cancelled only if it
+certainly has no pod, and only if this state directory's kubelet submitted it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Pods(Protocol):
-    """All pods of the node as they are now."""
+    """The node's current pods."""
 
     def is_known(self, uid: str) -> bool:
-        """Return whether the API server has the pod, or a worker looks after it."""
+        """Return whether the API server has the pod, or a worker handles it."""
 
     def is_over(self, uid: str) -> bool:
         """Return whether the pod's phase is final."""
@@ -33,8 +33,7 @@ class Stray:
     """A job to end.
 
     Attributes:
-        has_directory: Whether the directory of its pod is there, though the pod is not.
-        why: For the log.
+        has_directory: Whether the directory of its deleted pod exists.
     """
 
     job_id: str
@@ -46,8 +45,8 @@ class Stray:
 def carries(job: slurm_model.Job, uid: str) -> bool:
     """Return whether the job was submitted for the pod with this UID.
 
-    By its working directory, whichever way that is spelled: pods' flags cannot set it.  A script that has a path, and
-    not our comment, was submitted by a person who stood there.
+    Its working directory tells, however it is spelled, because pods' flags cannot set it. A script with a path and
+    without our comment was submitted by a person in that directory.
     """
     is_there = job.work_directory.endswith(f"/pods/{uid}")
     is_ours = job.comment == uid or not job.command.startswith("/")
@@ -55,15 +54,12 @@ def carries(job: slurm_model.Job, uid: str) -> bool:
 
 
 def places(state: jobdir.State) -> frozenset[str]:
-    """Return the names of the directory of all pods' directories; blocks, for a thread."""
+    """Return the spellings of the directory that holds all pods' directories; blocks, so run it in a thread."""
     return frozenset({state.pods, os.path.realpath(state.pods)})
 
 
 def ours(jobs: Iterable[slurm_model.Job], *, places: Container[str]) -> dict[str, list[slurm_model.Job]]:
-    """Return this state directory's jobs that are not over, by the UID of their pod.
-
-    Jobs of directories elsewhere, of another control plane, are none of ours.
-    """
+    """Return this control plane's jobs that are not over, by their pod's UID; others work in other directories."""
     found: dict[str, list[slurm_model.Job]] = {}
     for job in jobs:
         parent, _, uid = job.work_directory.rpartition("/")
@@ -79,12 +75,11 @@ def find(
     followed: Mapping[str, model.Allocation],
     pods: Pods,
 ) -> Iterator[Stray]:
-    """Yield the jobs that are certainly no pod's.
+    """Yield the jobs that certainly belong to no pod.
 
-    Those that wait; and those of pods that are gone while their directory is there, in whatever state.  Others that
-    have started end by themselves: their agents find the claim, or no directory.
-    `left` are the UIDs of pods that are gone and whose directories are there; `followed` has, by UID, the allocations
-    that workers follow. A pod without an allocation that is not over may yet adopt any of its jobs.
+    These are queued jobs, and all jobs of deleted pods whose directories exist, `left`. Other started jobs end by
+    themselves: their agents find the claim, or no directory. A living pod without an allocation in `followed` may yet
+    adopt any of its jobs.
     """
     for uid, mine in jobs.items():
         if not pods.is_known(uid):

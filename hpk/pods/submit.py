@@ -1,13 +1,11 @@
-"""One Slurm job for each pod: the allocator of today (see `model.Allocator`).
+"""One Slurm job for each pod: today's allocator (see `model.Allocator`).
 
-Adopt before submitting.  A pod's directory is made once; when it is there already, from before a restart or
-from an sbatch whose answer never came, the agent's claim tells its job; without one, Slurm is asked for a job
-that works in the pod's directory before another is submitted.  Should there be two all the same, the claim lets one
-of them run, and `strays` finds the other.
+It adopts before it submits. A pod's directory is created once. If it exists already, from before a restart or from an
+sbatch without an answer, the agent's claim names its job; without a claim, Slurm is asked for a job in that directory
+before another is submitted. If there are two anyway, the claim lets one run the pod, and `strays` finds the other.
 
-A job is the pod's by its working directory, which the pod's flags cannot set, and never by its number alone: a
-slurmctld that was set up anew counts from 1 again.  Comments and names are for people: whoever writes a pod's flags
-may put another pod's UID there.
+A job is matched by its working directory, which the pod's flags cannot set, and never by its id alone: a reinstalled
+slurmctld counts from 1 again. Comments and names are for people: a pod's flags may contain another pod's UID.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 FIRST_LOOK_SECONDS = 3.0
-"""After a submission: most jobs have started and told of themselves by then, and need no question."""
+"""The delay of the first query after a submission: by then most jobs have started and reported by themselves."""
 CAUSES = {
     slurm_model.JobState.CANCELLED: model.Cause.CANCELLED,
     slurm_model.JobState.TIMEOUT: model.Cause.TIME_LIMIT,
@@ -46,7 +44,7 @@ CAUSES = {
 
 
 class JobPerPod:
-    """Gives each pod a Slurm job of its own."""
+    """The allocator that gives each pod its own Slurm job."""
 
     def __init__(
         self,
@@ -58,22 +56,22 @@ class JobPerPod:
         clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
         self._slurm, self._jobs, self._state, self._on_change, self._clock = slurm, jobs, state, on_change, clock
-        # By allocation, not by number: Slurm may give a number out again.
+        # By allocation, not by id: Slurm may reuse an id.
         self._stops: dict[model.Allocation, Callable[[], None]] = {}
         self._followed: dict[str, model.Allocation] = {}
         self._submitted: set[model.Allocation] = set()
 
     async def find(self, uid: str) -> model.Allocation | None:
-        """Return the pod's job by what its directory and Slurm say, or None if it has none.
+        """Return the pod's job according to its directory and Slurm, or None if it has none.
 
         Raises:
-            errors.SlurmUnavailable: Slurm does not say.
-            errors.Retryable: The file system does not say.
+            errors.SlurmUnavailable: Slurm did not answer.
+            errors.Retryable: The pod's directory cannot be read.
         """
         claimed, recorded = await self._claimed(uid), await self._recorded(uid)
         snapshot = self._jobs.snapshot
         if snapshot is None or not (claimed or recorded):
-            snapshot = await self._jobs.fresh()  # nothing is done to a number before its job has been seen
+            snapshot = await self._jobs.fresh()  # its job must be seen before anything is done to the id
         job_id = chosen(snapshot.jobs.values(), uid=uid, claimed=claimed, recorded=recorded)
         if job_id is None:
             return None
@@ -83,12 +81,12 @@ class JobPerPod:
         return model.Allocation(job_id=job_id, uid=uid)
 
     async def claimant(self, uid: str) -> model.Allocation | None:
-        """Return the job by the claim that the agent makes before anything runs; None without a claim, or a name in it.
+        """Return the job that the agent claimed before it ran anything; None without a readable claim.
 
         slurmctld forgets jobs (MinJobAge); the claim stays.
 
         Raises:
-            errors.Retryable: The file system does not say.
+            errors.Retryable: The claim cannot be read.
         """
         job_id = await self._claimed(uid)
         return model.Allocation(job_id=job_id, uid=uid) if job_id else None
@@ -100,7 +98,7 @@ class JobPerPod:
             return ""
         except OSError as error:
             raise errors.Retryable(f"Cannot tell whether the pod has run: {error}") from error
-        return text.decode() if text.isdigit() else ""  # torn: it tells that there was a job, and not which
+        return text.decode() if text.isdigit() else ""  # torn: there was a job, but which is unknown
 
     async def _recorded(self, uid: str) -> str:
         try:
@@ -111,7 +109,7 @@ class JobPerPod:
         return job_id if isinstance(job_id, str) and job_id.isdigit() else ""
 
     async def allocate(self, uid: str, *, script: str) -> model.Allocation:
-        """Submit the pod's job; at most once: see `find` for what a lost answer leads to."""
+        """Submit the pod's job at most once; `find` handles a lost answer."""
         directory = self._state.pod(uid)
         began_at = self._clock.time()
         job_id = await self._slurm.submit(script, directory=Path(directory.root))
@@ -121,7 +119,7 @@ class JobPerPod:
         return made
 
     async def _record(self, uid: str, job_id: str, *, submitted_at: float) -> None:
-        """Note the job for the next kubelet; a file system that refuses costs that one a question."""
+        """Record the job for the next kubelet; without the record, that one has to ask Slurm."""
         submission: records.Submission = {"job_id": job_id, "submitted_at": submitted_at}
         path = self._state.pod(uid).submission
         try:
@@ -130,39 +128,39 @@ class JobPerPod:
             LOG.warning("Cannot note a pod's job", uid=uid, job=job_id, path=path, error=str(error))
 
     async def release(self, allocation: model.Allocation, *, only_queued: bool = False) -> None:
-        """Cancel the job, queued or running, or only if it is queued still; never another's of the same number.
+        """Cancel the job, or only if it is still queued; never another job with the same id.
 
         Raises:
-            errors.SlurmUnavailable: Not now, or Slurm does not say whose the number is.
+            errors.SlurmUnavailable: Not now, or Slurm does not say whose the id is.
         """
         if await self._has_number(allocation):
             await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
             self.hurry()
 
     async def _has_number(self, allocation: model.Allocation) -> bool:
-        """Return whether the job of this number is the allocation's: sbatch or the newest snapshot says so."""
+        """Return whether the id is the allocation's job's, according to sbatch or the newest snapshot."""
         sighting = self._sighting(allocation)
         if sighting is None and allocation in self._submitted:
-            return True  # a snapshot from before the submission may name the last job of the number
+            return True  # a snapshot from before the submission may list an earlier job with this id
         if sighting is None:
             await self._jobs.fresh()
             sighting = self._sighting(allocation)
         return sighting is not None and sighting.job is not None
 
     async def ask_to_end(self, allocation: model.Allocation) -> None:
-        """Send the job's script the signal that asks its agent to end the pod; never another pod's."""
+        """Send the job's script the signal that makes its agent end the pod; never another pod's."""
         if await self._has_number(allocation):
             await self._slurm.cancel(allocation.job_id, signal=str(jobdir.END_SIGNAL))
 
     async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
-        """Return what scontrol, or else sacct, says of a job that is over."""
+        """Return what scontrol, or else sacct, reports about a job that is over."""
         found = await self._slurm.details(allocation.job_id)
         if found is None or not _is_of(found, allocation):
             found = (await self._slurm.accounting([allocation.job_id])).get(allocation.job_id)
         return state_of(found) if found is not None and found.state.is_over and _is_of(found, allocation) else None
 
     def observe(self, allocation: model.Allocation) -> model.AllocationState:
-        """The newest of the poller's cache."""
+        """Return the state from the poller's newest answer."""
         sighting = self._sighting(allocation)
         if sighting is None:
             return model.AllocationState(phase=model.Phase.UNKNOWN)
@@ -174,14 +172,14 @@ class JobPerPod:
         return self._jobs.sighting(allocation.job_id, is_it=lambda job: _is_of(job, allocation))
 
     def watch(self, uid: str, allocation: model.Allocation) -> None:
-        """Mark the pod at each change of its job, and ask once soon: a job may wait, and its owner wants to know."""
+        """Mark the pod at each change of its job, and query Slurm soon, so that its owner learns why the job waits."""
         self._stop_watching(allocation)
         self._followed[uid] = allocation
         self._stops[allocation] = self._jobs.watch(allocation.job_id, lambda: self._on_change(uid))
         self._jobs.ask_soon(after_seconds=FIRST_LOOK_SECONDS)
 
     def forget(self, allocation: model.Allocation) -> None:
-        """Follow the job no longer."""
+        """Stop following the job."""
         if self._followed.get(allocation.uid) == allocation:
             del self._followed[allocation.uid]
         self._submitted.discard(allocation)
@@ -192,11 +190,11 @@ class JobPerPod:
             stop()
 
     def hurry(self, *, after_seconds: float = 0.0) -> None:
-        """Have the poller ask soon, or in this time."""
+        """Make the poller ask soon, or within this time."""
         self._jobs.ask_soon(after_seconds=after_seconds)
 
     async def sweep(self, pods: strays.Pods) -> None:
-        """Cancel what lost answers have left in the queue, after each of Slurm's answers, until cancelled.
+        """Cancel the jobs that lost answers left in the queue, after each of Slurm's answers, until cancelled.
 
         The pods must have been listed once.
         """
@@ -211,7 +209,7 @@ class JobPerPod:
                 await self._end_stray(stray)
 
     def _left(self, uids: Iterable[str]) -> frozenset[str]:
-        """Return whose directories are there; one that cannot be seen now is looked at after the next answer."""
+        """Return the UIDs with a directory; one that cannot be read now is checked after the next answer."""
         return frozenset(uid for uid in uids if os.path.isdir(self._state.pod(uid).root))  # noqa: PTH112 - raises nothing
 
     async def _end_stray(self, stray: strays.Stray) -> None:
@@ -226,7 +224,7 @@ class JobPerPod:
 
 
 def state_of(job: slurm_model.Job) -> model.AllocationState:
-    """What a job's state means for the pod."""
+    """Return the allocation state that follows from a job's state."""
     if not job.state.is_over:
         return model.AllocationState(
             phase=_phase(job.state), is_ending=job.state.is_ending, state=job.state.value, reason=job.reason
@@ -251,16 +249,16 @@ def _phase(state: slurm_model.JobState) -> model.Phase:
 
 
 def _is_of(job: slurm_model.Job, allocation: model.Allocation) -> bool:
-    """Return whether a job of the allocation's number is the allocation's; of one without a pod no more is known."""
+    """Return whether a job with the allocation's id is the allocation's; without a UID, the id must suffice."""
     return not allocation.uid or strays.carries(job, allocation.uid)
 
 
 def chosen(jobs: Iterable[slurm_model.Job], *, uid: str, claimed: str = "", recorded: str = "") -> str | None:
-    """Return the number of the pod's job, or None if it has none.
+    """Return the id of the pod's job, or None if it has none.
 
-    The claim's counts before all, because that job runs the pod or has run it.  Of several jobs in the pod's directory
-    that counts which has started, and would claim it; then the one that job.json records; then the newest.  If Slurm
-    has none, it has forgotten the recorded one.
+    The claim decides, because that job has run the pod. Of several jobs in the pod's directory, the started one counts,
+    which would claim the pod; then the recorded one; then the newest. If Slurm lists none, it has forgotten the
+    recorded one.
     """
     if claimed:
         return claimed
@@ -271,7 +269,7 @@ def chosen(jobs: Iterable[slurm_model.Job], *, uid: str, claimed: str = "", reco
 
 
 def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) -> None:
-    """Write what the job needs.  From then on the directory says that a job may exist, after a power cut too.
+    """Write the job's files. From then on the directory shows that a job may exist, even after a power failure.
 
     Raises:
         errors.Retryable: The file system refused.
@@ -279,7 +277,7 @@ def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) ->
     try:
         jobdir.make_directory(directory.logs)
         jobdir.sync_directory(str(Path(directory.root).parent))
-        jobdir.write_bytes(directory.script, script.encode(), is_durable=False)  # sbatch has it already; for people
+        jobdir.write_bytes(directory.script, script.encode(), is_durable=False)  # for people: sbatch has it on stdin
         jobdir.write_json(directory.plan, work.plan)
     except OSError as error:
         raise errors.Retryable(f"Cannot write the pod's directory {directory.root}: {error}") from error

@@ -1,4 +1,4 @@
-"""The events of one pod: what its agent says, what the queue says when it says something new, and why it failed."""
+"""The events of one pod: its agent's, Slurm's reason while it is queued, and why it failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Told:
-    """Records each event once."""
+    """A recorder of each event of a pod, once."""
 
     def __init__(self, recorder: events.Recorder) -> None:
         self._recorder = recorder
@@ -20,7 +20,7 @@ class Told:
         self._queue = ""
 
     def tell(self, pod: v1.Pod, facts: status.Facts) -> None:
-        """Record what is new of the agent's events and of Slurm's reason for a job that waits."""
+        """Record new agent events, and a new reason why the job waits."""
         for event in facts.report["events"] if facts.report else []:
             if event["number"] > self._newest:
                 self._newest = event["number"]
@@ -41,7 +41,7 @@ class Told:
             self._recorder.tell(pod, "Normal", "Queued", message)
 
     def tell_end(self, pod: v1.Pod, facts: status.Facts) -> None:
-        """Record why the pod failed, where neither it nor its owner is the cause and no event has said so."""
+        """Record why the pod failed, unless the pod or its owner caused it or an event has reported it."""
         has_been_told = facts.failure is not None and facts.failure[0] != life.EXCEEDED.reason  # see Launch.fail
         if has_been_told or pod.metadata.deletion_timestamp is not None:
             return

@@ -1,4 +1,4 @@
-"""From an admitted pod and all that was found for it to what the agent and sbatch are told; pure."""
+"""The translation of an admitted pod and its ingredients into the plans for the agent and for sbatch; pure."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ fe00::2\tip6-allrouters
 SAFE_NAME_LENGTH = 100
 
 TASK_COUNTS = frozenset({"ntasks-per-node", "ntasks-per-socket", "ntasks-per-core"})
-"""Options that say how many tasks there are, together with the number of nodes."""
+"""Options that, with the number of nodes, give the number of tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What does not change from pod to pod while this kubelet runs.
+    """The values that stay the same while this kubelet runs.
 
     Attributes:
         api_host: The API server's address that works from compute nodes.
         images: The directory of converted images.
         has_one_id: Whether the user has no subordinate ids.
-        log_limits: How much one run of a container may log; the agent's own if there are none.
+        log_limits: How much one run of a container may log; None for the agent's own limits.
     """
 
     cluster_domain: str
@@ -62,7 +62,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """All that was fetched for containers of one pod."""
+    """Everything fetched for containers of one pod."""
 
     images: Mapping[str, images.Image]
     sources: sources.Sources
@@ -71,7 +71,7 @@ class Fetched:
 
 @dataclass(frozen=True, kw_only=True)
 class Ingredients(Fetched):
-    """All that was fetched for one pod."""
+    """Everything fetched for one pod."""
 
     link: records.Link
     started_at: datetime
@@ -79,7 +79,7 @@ class Ingredients(Fetched):
 
 
 class ContainerConfigError(errors.HpkError):
-    """A container cannot be configured yet or at all: its name, for its status; the text is the kubelet's."""
+    """A container cannot be configured yet, or at all; the text is the kubelet's."""
 
     def __init__(self, message: str, *, container: str) -> None:
         super().__init__(message)
@@ -132,11 +132,11 @@ def pod_plan(admitted: admit.Admitted, *, site: Site, cluster: admit.Cluster, fo
 def container_plan(
     pod: v1.Pod, container: v1.Container, *, site: Site, cluster: admit.Cluster, found: Fetched
 ) -> records.ContainerPlan:
-    """What the agent is told of one container, an ephemeral one included.
+    """Return the agent's plan for one container, including an ephemeral one.
 
     Raises:
         ContainerConfigError: It lacks a ConfigMap or Secret, or would run as root against its will.
-        errors.PodRefused: It asks for a field of the pod that does not exist.
+        errors.PodRefused: It refers to a field of the pod that does not exist.
     """
     image = found.images[container.name]
     try:
@@ -195,19 +195,19 @@ def _stop_signal(container: v1.Container, image: images.Image) -> str:
 
 
 def _raw(part: handlers.Probe | handlers.Lifecycle | None) -> dict[str, Any] | None:
-    """Return a probe or hooks as the API has them: what was not given is not there."""
+    """Return a probe or hooks as the API has them, without unset fields."""
     raw: dict[str, Any] | None = msgspec.to_builtins(part)
     return raw
 
 
 def _seccomp_profile(pod: v1.Pod, container: v1.Container) -> str:
-    """The container's own, else the pod's, else none (kuberuntime/helpers.go, getSeccompProfile)."""
+    """Return the container's profile, else the pod's, else none (kuberuntime/helpers.go, getSeccompProfile)."""
     profile = container.security_context.seccomp_profile or pod.spec.security_context.seccomp_profile
     return profile.type if profile else "Unconfined"
 
 
 def _memory_limit(pod: v1.Pod, container: v1.Container) -> int | None:
-    """The container's own limit, else the whole pod's, which no container may exceed alone."""
+    """Return the container's limit, else the pod's, which no container may exceed alone."""
     limit = container.resources.limits.get("memory") or pod.spec.resources.limits.get("memory")
     return quantity.ceiling(quantity.parse(limit)) if limit else None
 
@@ -237,7 +237,7 @@ def _process(
 
 
 def _image_path(image: images.Image, site: Site) -> str:
-    """As the sandbox sees it: under its images directory, or a SIF of the user's at its own path on the host."""
+    """Return the path in the sandbox: in its images directory, or below its host directory for a user's own SIF."""
     if image.file.is_relative_to(site.images):
         return f"{jobdir.SANDBOX_IMAGES}/{image.file.relative_to(site.images)}"
     return f"{jobdir.SANDBOX_HOST}{image.file}"
@@ -286,7 +286,7 @@ def _mount(mount: v1.VolumeMount, env: Mapping[str, str], container: str) -> rec
 
 
 def hosts(pod: v1.Pod, domain: str) -> str:
-    """Return /etc/hosts as the kubelet writes it; addresses and the node's own file are the agent's to fill in."""
+    """Return /etc/hosts as the kubelet writes it; the agent fills in addresses and the node's own file."""
     name = environment.hostname(pod)
     spec = pod.spec
     if spec.host_network:
@@ -301,7 +301,7 @@ def hosts(pod: v1.Pod, domain: str) -> str:
 
 
 def dns(pod: v1.Pod) -> records.Dns | None:
-    """Return what the pod adds to its resolv.conf, whatever its dnsPolicy; None if it adds nothing."""
+    """Return the pod's additions to resolv.conf, for any dnsPolicy; None without additions."""
     config = pod.spec.dns_config
     if config == v1.DnsConfig():
         return None
@@ -315,9 +315,9 @@ def dns(pod: v1.Pod) -> records.Dns | None:
 def directives(
     admitted: admit.Admitted, *, directory: Path, capacity: slurm_model.Capacity | None = None
 ) -> dict[str, str | None]:
-    """Return the job's ``#SBATCH`` options: ours, then the settings', then the pod's own, which win.
+    """Return the job's ``#SBATCH`` options: ours, overridden by the settings' and then by the pod's own.
 
-    The capacity is the same as for the pod's plan.
+    The capacity must be the one used for the pod's plan.
     """
     pod, asked, asked_for = admitted.pod, admitted.request, admitted.options
     uid = pod.metadata.uid
@@ -332,10 +332,10 @@ def directives(
     if asked.gpus:
         options["gres"] = f"gpu:{asked.gpus}"
     if asked_for.keys() & TASK_COUNTS or (asked_for.get("nodes") or "1") not in {"1", "1-1"}:
-        del options["ntasks"]  # sbatch would take it for the number of all tasks, and the other for a bound
+        del options["ntasks"]  # sbatch would take it for the total of tasks, and the other option for a limit
     options = flags.layered(options, asked_for)
     options["signal"] = warning.early(pod, asked_for, capacity).directive
-    # The pod's directory is the third place where a job's pod is found, whatever the user's flags say.
+    # The pod's directory is the third way to find a job's pod, and no flag can change it.
     options |= {"chdir": str(directory), "output": str(directory / "job.out"), "error": str(directory / "job.out")}
     return {**options, "no-requeue": None, "open-mode": "append"}
 
@@ -348,7 +348,7 @@ def job_plan(
     commands: sandbox.Commands,
     capacity: slurm_model.Capacity | None = None,
 ) -> model.JobPlan:
-    """Return what ``script.sh`` is rendered from."""
+    """Return the plan that ``script.sh`` is rendered from."""
     return model.JobPlan(
         directives=directives(admitted, directory=directory, capacity=capacity),
         prelude=site.prelude,

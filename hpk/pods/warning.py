@@ -1,11 +1,11 @@
 """The early warning of a job's time limit, and the signals that reach a pod's containers; pure.
 
-Slurm sends a job one signal before its time limit (sbatch(1), ``--signal``).  We ask for one that nobody else sends,
-early enough for the pod's grace.  Where the user's flags ask for a signal of their own, the one warning serves both:
-it comes early enough for the earlier of the two, and the agent does the other when its time has come.
+Slurm sends a job one signal before its time limit (sbatch(1), ``--signal``). We ask for one that nobody else sends,
+early enough for the pod's grace. If the user's flags ask for a signal too, the one warning serves both: it comes early
+enough for the earlier of the two, and the agent handles the other when it is due.
 
-A pod runs for half of its time limit at least, however long its grace is.  Slurm's warning is too coarse for that
-where the limit is a few minutes: the agent then waits by its own clock before it ends the pod.
+A pod runs for at least half of its time limit, however long its grace. If the limit is only a few minutes, Slurm's
+warning is too coarse for that: the agent then waits by its own clock before it ends the pod.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 MARGIN_SECONDS = 15
 ERROR_SECONDS = 60
-"""Slurm may send the signal a minute earlier than asked (sbatch(1), --signal)."""
+"""Slurm may send the signal a minute early (sbatch(1), --signal)."""
 START_SECONDS = 40
-"""No warning is asked for so soon after a job's start.  slurmctld looks twice a minute and sends what would be due
-before it looks again (send_job_warn_signal in job_mgr.c), once: by then the job's script must have begun to listen."""
+"""The earliest warning after a job's start, when its script must have begun to listen. slurmctld looks twice a minute
+and sends, once, what would be due before its next look (send_job_warn_signal in job_mgr.c)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Early:
-    """What is asked of Slurm, of the job's script and of the agent.
+    """The parts of an early warning for Slurm, the job's script and the agent.
 
     Attributes:
         directive: The value of ``--signal``.
-        signals: Those that the script hands on to the agent.
-        plan: What the agent does when the warning comes.
+        signals: The signals that the script forwards to the agent.
+        plan: The agent's reaction to the warning.
     """
 
     directive: str
@@ -47,14 +47,14 @@ class Early:
 
 
 def early(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity | None = None) -> Early:
-    """Return the early warning of this pod's job; a partition's default limits a job that names none."""
+    """Return the early warning of the pod's job; a job without a limit has its partition's default."""
     wanted = options.get("signal")
     asked = flags.signal_of(wanted) if wanted else None
     limit = _limit(options, capacity)
     lead = _lead(pod, limit)
     first = max(lead, asked.seconds if asked else 0)
     first = min(first, limit - START_SECONDS) if limit else first
-    left = min(first, limit - ERROR_SECONDS) if limit else first  # a minute early would be before the job
+    left = min(first, limit - ERROR_SECONDS) if limit else first  # a minute early would precede the job
     plan: records.Warning = {
         "end_after": float(max(0, left - lead)),
         "signal": asked.number if asked else None,
@@ -70,7 +70,7 @@ def early(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.
 def shortened(
     pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity | None = None
 ) -> str | None:
-    """Return a sentence for a pod that has less than its grace when its job nears its time limit; else None."""
+    """Return a warning if the pod has less than its grace when its job nears its time limit; else None."""
     grace, limit = pod.spec.termination_grace_period_seconds, _limit(options, capacity)
     lead = _lead(pod, limit)
     if grace <= lead:
@@ -84,10 +84,10 @@ def shortened(
 
 
 def _limit(options: Mapping[str, str | None], capacity: slurm_model.Capacity | None) -> int | None:
-    """Return the job's time limit; None where it has none, or none is known.  Of several partitions any may run it."""
+    """Return the job's own limit, else the lowest default of its partitions; None for no limit or an unknown one."""
     if text := options.get("time"):
         seconds = parse.duration(text)
-        return -(-seconds // 60) * 60 if seconds else None  # Slurm counts whole minutes, and takes 0 for no limit
+        return -(-seconds // 60) * 60 if seconds else None  # Slurm counts whole minutes; 0 is no limit
     if capacity is None:
         return None
     names = flags.partitions(options) or [capacity.default_partition or ""]
@@ -97,6 +97,6 @@ def _limit(options: Mapping[str, str | None], capacity: slurm_model.Capacity | N
 
 
 def _lead(pod: v1.Pod, limit: int | None) -> int:
-    """Return how long before the limit the pod's end begins: half of the limit at most, and what Slurm can count."""
+    """Return how long before the limit the pod's end begins, within half of the limit and Slurm's range."""
     lead = min(pod.spec.termination_grace_period_seconds + MARGIN_SECONDS, flags.MOST_SIGNAL_SECONDS)
     return min(lead, limit // 2) if limit else lead

@@ -1,7 +1,7 @@
-"""All pods of the node: which there are, and a worker for each that needs one.
+"""The pods of the node, and a worker for each that needs one.
 
-Pods that are over have no worker, and the copy that is kept of them is trimmed to what their logs and their
-deletion need, so that a thousand finished pods cost little.
+Pods that are over have no worker, and their cached copies are trimmed to what their logs and deletion need, so that a
+thousand finished pods cost little.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG = structlog.get_logger(__name__)
 
 
 class Pods:
-    """The kubelet's pods; `run` works on them until cancelled."""
+    """The kubelet's pods; `run` handles them until cancelled."""
 
     def __init__(self, kube: client.Kube, *, node: str) -> None:
         self.queue = queue.Queue(self._round, on_failure=self._failed)
@@ -39,12 +39,12 @@ class Pods:
         self._group: asyncio.TaskGroup | None = None
 
     def has_living(self, uid: str) -> bool:
-        """Whether there is a pod of this UID that has not ended."""
+        """Return whether a pod with this UID exists and has not ended."""
         raw = self.informer.objects.get(uid)
         return raw is not None and raw.get("status", {}).get("phase") not in status.TERMINAL
 
     def mark(self, uid: str) -> None:
-        """Something about this pod may have changed."""
+        """Mark a pod that may have changed."""
         self.queue.mark(uid)
         for event in self._listeners.get(uid, ()):
             event.set()
@@ -57,7 +57,7 @@ class Pods:
         self.mark(uid)
 
     def listen(self, uid: str) -> tuple[asyncio.Event, Callable[[], None]]:
-        """An event that is set at each change of the pod, and the way to stop listening."""
+        """Return an event set at each change of the pod, and a function that stops listening."""
         event = asyncio.Event()
         self._listeners.setdefault(uid, set()).add(event)
 
@@ -69,32 +69,31 @@ class Pods:
         return event, stop
 
     def beside(self, uid: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Have something done for a pod that its rounds do not wait for; a round follows its end."""
-        assert self._group is not None  # only rounds have something done
+        """Start work that a pod's rounds do not wait for; a round follows its end."""
+        assert self._group is not None  # only rounds start such work
         guarded = self._guarded(uid, work)
         try:
             return self._group.create_task(guarded, name=f"beside pod {uid}")
-        except RuntimeError:  # all is being stopped
+        except RuntimeError:  # everything is being stopped
             guarded.close()
             raise
 
     async def _guarded(self, uid: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await work()
-        except Exception as error:  # whatever goes wrong with one pod is that pod's alone
+        except Exception as error:  # a pod's error must not affect others
             LOG.exception("Cannot finish what is done beside a pod's rounds", uid=uid, error=repr(error))
             self._failed(uid, error)
         finally:
             self.mark(uid)
 
     def _failed(self, uid: str, error: Exception) -> None:
-        """Tell on the pod why it does not get on."""
         raw = self.informer.objects.get(uid)
         if self._services is not None and raw is not None:
             events.tell_failure(self._services.recorder, raw, "FailedSync", error)
 
     def is_known(self, uid: str) -> bool:
-        """Return whether the API server has the pod, or a worker looks after it."""
+        """Return whether the API server has the pod, or a worker handles it."""
         return uid in self.informer.objects or uid in self._workers
 
     def is_over(self, uid: str) -> bool:
@@ -103,7 +102,7 @@ class Pods:
         return raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL
 
     async def run(self, used: services.Services) -> None:
-        """Work until cancelled; some of what the workers use refers back to `mark`."""
+        """Work until cancelled; some of the services refer back to `mark`."""
         async with asyncio.TaskGroup() as group:
             self._services, self._group = used, group
             group.create_task(self.informer.run(), name="pods informer")
@@ -112,12 +111,12 @@ class Pods:
             group.create_task(self.queue.run(), name="pods queue")
 
     async def _mark_leftovers(self, state: jobdir.State) -> None:
-        """Mark pods that have a directory but no object any more: they were deleted while no kubelet ran."""
+        """Mark pods that have a directory but no object: they were deleted while no kubelet ran."""
         try:
             uids = await asyncio.to_thread(os.listdir, state.pods)
         except FileNotFoundError:
             return
-        except OSError as error:  # the next start looks again; the pods that are there must not wait for it
+        except OSError as error:  # the next start looks again; existing pods must not wait for it
             LOG.warning("Cannot look for what deleted pods have left", error=str(error))
             return
         for uid in uids:
@@ -138,7 +137,7 @@ class Pods:
 
 
 def trimmed(raw: dict[str, Any]) -> dict[str, Any]:
-    """A finished pod without what only a pod to come needs: environments, volumes, annotations."""
+    """Return a finished pod without the fields that only a future pod needs: environments, volumes, annotations."""
     spec, meta = raw["spec"], raw["metadata"]
     keys = ["name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"]
     keys += ["deletionGracePeriodSeconds", "finalizers", "labels"]
