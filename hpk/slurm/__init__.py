@@ -1,1 +1,1 @@
-"""The only caller of Slurm, by way of the gateway on the host."""
+"""Calls to Slurm, through the gateway on the host. Nothing else calls Slurm."""

@@ -1,4 +1,4 @@
-"""Slurm's commands as calls, and what their answers mean."""
+"""Slurm's commands as calls, and the meaning of their answers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from hpk.slurm import runner
 
 SUBMIT_SECONDS = 60.0
-"""sbatch itself waits and tries again for a while when slurmctld is busy."""
+"""sbatch itself retries for a while when slurmctld is busy."""
 TUNNEL_SECONDS = 110.0
-"""By each of its ways a tunnel may take half a minute, and may have to wait for another."""
+"""Each way to make a tunnel may take half a minute, and may wait for another tunnel."""
 
 
 class Slurm:
-    """Slurm's commands as calls; each is one command on the host, none is repeated by itself.
+    """Slurm's commands as calls. Each call runs one command on the host and never repeats it.
 
     Each raises errors.SlurmUnavailable if there is no answer, which says nothing about any job.
     """
@@ -37,12 +37,11 @@ class Slurm:
     async def submit(self, script: str, *, directory: Path, options: Iterable[str] = ()) -> str:
         """Submit a job and return its id.
 
-        The script's bytes reach sbatch unchanged; the options win over those in it. Relative paths of its output are
-        meant from the directory.
+        The script's bytes reach sbatch unchanged; options override those in it. Output paths start at the directory.
 
         Raises:
-            errors.JobRefused: For good, in sbatch's own words.
-            errors.SlurmUnavailable: Not now; ``may_have_succeeded`` says whether to look for the job first.
+            errors.JobRefused: Permanently; the message is sbatch's.
+            errors.SlurmUnavailable: For now; ``may_have_succeeded`` says whether to look for the job first.
         """
         result = await self._runner.run(
             "sbatch",
@@ -80,21 +79,17 @@ class Slurm:
         return errors.JobRefused(text)
 
     async def jobs(self) -> dict[str, model.Job]:
-        """All jobs of this user that slurmctld knows, those that ended in the last minutes (MinJobAge) included.
-
-        Raises:
-            errors.SlurmUnavailable: No answer, which says nothing about any job.
-        """
+        """Return all jobs of this user that slurmctld knows, including those that ended within MinJobAge."""
         mark = parse.mark()
         result = await self._query(
             "squeue",
-            "--local",  # does not ask for a federation each time
+            "--local",  # avoids a federation lookup for each query
             "--noheader",
             "--states=all",
             f"--user={self._uid}",
             f"--format={parse.squeue_format(mark)}",
         )
-        # Ten thousand jobs take a tenth of a second, in which agents and kubectl wait for nobody.
+        # Ten thousand jobs take a tenth of a second to read; do not block agents and kubectl meanwhile.
         try:
             found = await asyncio.to_thread(lambda: self._reader.read(result.text, mark=mark))
         except ValueError as error:
@@ -103,11 +98,11 @@ class Slurm:
         return found
 
     async def output(self, job_id: str) -> str | None:
-        """The file that the job's script writes to, or None if slurmctld no longer knows the job."""
+        """Return the file that the job's script writes to, or None if slurmctld no longer knows the job."""
         return parse.field(await self._shown(job_id), name="StdOut")
 
     async def details(self, job_id: str) -> model.Job | None:
-        """Return what slurmctld still knows of a job, its exit code included, or None if it has forgotten it."""
+        """Return the job with its exit code as slurmctld knows it, or None if it has forgotten it."""
         return parse.job_details(await self._shown(job_id))
 
     async def _shown(self, job_id: str) -> str:
@@ -117,7 +112,7 @@ class Slurm:
         raise errors.SlurmUnavailable(result.error or f"scontrol {result.how}")
 
     async def accounting(self, ids: Iterable[str]) -> dict[str, model.Job]:
-        """What accounting knows of these jobs; empty where the site has none."""
+        """Return what accounting knows of these jobs; empty if the site has no accounting."""
         wanted = ",".join(ids)
         if not wanted:
             return {}
@@ -139,16 +134,14 @@ class Slurm:
         return parse.accounting(result.text, mark=mark)
 
     async def cancel(self, job_id: str, *, signal: str | None = None, only_pending: bool = False) -> None:
-        """End the job, or send it a signal; fine if it has ended already.
+        """End the job, or send it a signal; do nothing if it has ended.
 
         Args:
-            job_id: Of a job of this user.
-            signal: A name such as ``TERM``, sent to the job's script alone, which hands it on in its own
-                order; None ends the job, queued or running.
-            only_pending: Leave it alone unless it is queued.
+            job_id: A job of this user.
+            signal: A name such as ``TERM``, sent to the job's script, which forwards it; None ends the job.
+            only_pending: Leave the job alone unless it is queued.
 
         Raises:
-            errors.SlurmUnavailable: No answer; ask again.
             errors.JobRefused: The job is not this user's.
         """
         options = [] if signal is None else [f"--signal={signal}", "--batch"]
@@ -162,11 +155,7 @@ class Slurm:
         raise errors.SlurmUnavailable(text, limits_rate=bool(refusals.RATE_LIMIT.search(text)))
 
     async def cancel_many(self, ids: Iterable[str]) -> None:
-        """End the jobs, by one command; fine if some have ended.
-
-        Raises:
-            errors.SlurmUnavailable: No answer; ask again.
-        """
+        """End the jobs with one command; ignore those that have ended."""
         if not (wanted := list(ids)):
             return
         result = await self._runner.run("scancel", *wanted)
@@ -174,16 +163,15 @@ class Slurm:
             raise errors.SlurmUnavailable(result.error or f"scancel {result.how}")
 
     async def site(self, *, apptainer: str = "apptainer") -> Mapping[str, Any]:
-        """Return what the gateway's host has: see :func:`hpk.host.survey.site` for the keys."""
+        """Return the facts about the gateway's host, with the keys of :func:`hpk.host.survey.site`."""
         found: dict[str, Any] = json.loads((await self._query("site", apptainer)).text)
         return found
 
     async def tunnel(self, *options: str) -> dict[str, Any]:
-        """The record of a tunnel from the gateway's host to the control plane's: see :mod:`hpk.host.tunnel`.
+        """Return the record of a tunnel to the control plane's host, started if none runs (:mod:`hpk.host.tunnel`).
 
         Raises:
-            errors.ApiUnavailable: There can be none; says why.
-            errors.SlurmUnavailable: The gateway does not answer.
+            errors.ApiUnavailable: No tunnel can be made; the message says why.
         """
         result = await self._runner.run("tunnel", *options, timeout_seconds=TUNNEL_SECONDS)
         if result.end != "exited":
@@ -194,16 +182,12 @@ class Slurm:
         return record
 
     async def has_tunnel_ended(self) -> bool:
-        """Whether the tunnel that was started last by this gateway has ended, in whatever way.
-
-        Raises:
-            errors.SlurmUnavailable: The gateway does not answer.
-        """
+        """Return whether the tunnel that this gateway started last has ended."""
         codes: list[int | None] = json.loads((await self._query("tunnels")).text)
         return bool(codes) and codes[-1] is not None
 
     async def capacity(self) -> model.Capacity:
-        """What the cluster's usable nodes have."""
+        """Return the nodes, the partitions and the total resources of the usable nodes."""
         result = await self._query("sinfo", "--local", "--noheader", "--Node", f"--format={parse.SINFO_FORMAT}")
         capacity = parse.capacity(result.text)
         _check_read(result, "sinfo", capacity.nodes)
@@ -211,26 +195,22 @@ class Slurm:
         return capacity
 
     async def partition_names(self) -> frozenset[str]:
-        """All partitions' names, those too that are hidden from this user."""
+        """Return the names of all partitions, including those hidden from this user."""
         shown = await self._query("scontrol", "--all", "--oneliner", "show", "partition")
         return frozenset(parse.partition_names(shown.text))
 
     async def architectures(self) -> dict[str, str]:
-        """The architecture of each node that has ever reported, such as ``amd64``."""
+        """Return the architecture of each node that has ever reported, such as ``amd64``."""
         return parse.architectures((await self._query("scontrol", "--oneliner", "show", "node")).text)
 
     async def known_partitions(self) -> tuple[str, ...]:
-        """The partitions' names, as last seen by :meth:`capacity`.
-
-        Raises:
-            errors.SlurmUnavailable: Not seen yet, and no answer.
-        """
+        """Return the partitions' names as :meth:`capacity` last saw them."""
         if not self._partitions:
             await self.capacity()
         return self._partitions
 
     async def kill_wait_seconds(self) -> int:
-        """How long Slurm waits between SIGTERM and SIGKILL (KillWait of slurm.conf)."""
+        """Return how long Slurm waits between SIGTERM and SIGKILL (KillWait in slurm.conf)."""
         return parse.kill_wait_seconds((await self._query("scontrol", "show", "config")).text)
 
     async def _query(self, command: str, *arguments: str) -> runner.Result:
@@ -244,10 +224,10 @@ class Slurm:
 
 
 def _check_read(result: runner.Result, command: str, found: Sized) -> None:
-    """Take an answer of which nothing can be read for none, not for an empty one: by that all jobs would be gone.
+    """Reject an unreadable answer: taken for an empty one, it would mean that all jobs are gone.
 
     Raises:
-        errors.SlurmUnavailable: It is such a one.
+        errors.SlurmUnavailable: The command printed text, and nothing was read from it.
     """
     if not found and result.text.strip():
         said = parse.messages(result.text)[:200]
@@ -257,6 +237,6 @@ def _check_read(result: runner.Result, command: str, found: Sized) -> None:
 
 
 def _is_answer(result: runner.Result) -> bool:
-    """Return whether the command did its work, or says that the job is gone."""
+    """Return whether the command succeeded, or reports that the job is gone."""
     gone = ("Invalid job id", "already completing", "already finished")
     return result.end == "exited" and (result.code == 0 or any(words in result.error for words in gone))

@@ -1,4 +1,4 @@
-"""A user's sbatch flags, from an annotation or a setting: read as a shell would read them; pure."""
+"""A user's sbatch flags, from an annotation or a setting, read as a shell would read them; pure."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ FORBIDDEN = {
     "usage": _SUBMISSION,
     "version": _SUBMISSION,
 }
-"""Options that would break the pod, each with the reason that its owner reads."""
+"""Options that would break the pod, each with the reason shown to its owner."""
 
 SIGNAL_SECONDS = 60
-"""How long before the time limit Slurm sends the signal of ``--signal`` if the option does not say."""
+"""How long before the time limit Slurm sends the signal if ``--signal`` does not say."""
 MOST_SIGNAL_SECONDS = 0xFFFF
 """Slurm keeps the seconds in 16 bits."""
 _SIGNAL = re.compile(
@@ -96,15 +96,14 @@ _SIGNAL = re.compile(
 _UNUSABLE = frozenset(
     {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, 32, 33, jobdir.WARNING_SIGNAL, jobdir.END_SIGNAL}
 )
-"""Those that cannot be caught, the C library's, and ours."""
+"""Signals that cannot be caught, the C library's own, and HPK's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """What ``--signal`` asks for.
+    """The signal that ``--signal`` asks for.
 
     Attributes:
-        number: Of the signal.
         seconds: How long before the job's time limit it is sent.
         may_overlap: Whether the job may start into a reservation (the option's ``R``).
     """
@@ -115,10 +114,12 @@ class Signal:
 
 
 def signal_of(value: str) -> Signal:
-    """What a value of ``--signal`` asks for (sbatch(1)).  ``B`` says nothing here: the pod is in the job's script.
+    """Return the signal that a value of ``--signal`` asks for (sbatch(1)).
+
+    ``B`` is ignored: the pod runs in the job's script.
 
     Raises:
-        ValueError: It asks for nothing that a program can receive.
+        ValueError: The value names no signal that a program can receive.
     """
     found = _SIGNAL.fullmatch(value.strip())
     if found is None:
@@ -134,7 +135,7 @@ def signal_of(value: str) -> Signal:
 
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-"""No #SBATCH line can hold a line break, and other control characters part the fields of Slurm's own answers."""
+"""An #SBATCH line cannot hold a line break, and other control characters separate fields in Slurm's output."""
 
 GPU_COUNTS = frozenset({"gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"})
 _CPUS_PER_TASK, _GPUS_PER_TASK = re.compile(r"(?:^|,)cpu[:=]"), re.compile(r"(?:^|,)gres[/:]gpu\b")
@@ -156,20 +157,19 @@ EXCLUSIVE = (
     frozenset({"hint", "threads-per-core"}),
     frozenset({"hint", "extra-node-info"}),
 )
-"""Options of which sbatch takes one only ("mutually exclusive", "not compatible": sbatch(1), src/common/slurm_opt.c).
-The ways to count GPUs may be joined, but then they must agree, which two layers do by chance only."""
+"""Groups of options of which sbatch accepts only one ("mutually exclusive", "not compatible": sbatch(1),
+src/common/slurm_opt.c). The ways to count GPUs may be combined if they agree, which two layers do only by chance."""
 
 
 def partitions(options: Mapping[str, str | None]) -> list[str]:
-    """Return the partitions that the options name; none where Slurm's default is meant."""
+    """Return the partitions that the options name; none means Slurm's default."""
     return [name for name in (options.get("partition") or "").split(",") if name]
 
 
 def layered(*layers: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the options of all layers; what a later one sets replaces the same option, and any that would clash.
+    """Return the options of all layers; a later one replaces the same option and those that would clash with it.
 
-    A gres without a GPU leaves the GPUs of the layers before as they are.  Clashes within one layer stay: they are
-    its author's, and sbatch explains them.
+    A gres without a GPU keeps the earlier layers' GPUs. Clashes within one layer stay; sbatch explains them.
     """
     made: dict[str, str | None] = {}
     for layer in layers:
@@ -184,7 +184,7 @@ def layered(*layers: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def several_nodes(options: Mapping[str, str | None]) -> str | None:
-    """Return the option that gives the job more than one node, or may; None if there is none."""
+    """Return the option that gives the job, or may give it, more than one node; None if there is none."""
     nodes, names = options.get("nodes") or "", options.get("nodelist") or ""
     if any(int(number) > 1 for number in re.findall(r"\d+", nodes)):
         return f"--nodes={nodes}"
@@ -193,9 +193,9 @@ def several_nodes(options: Mapping[str, str | None]) -> str | None:
 
 
 def _replaced(layer: Mapping[str, str | None], made: Mapping[str, str | None]) -> set[str]:
-    """Return the options that cannot stand beside those of the layer, such as are in ``made``."""
+    """Return the options of ``made`` that clash with those of the layer."""
     found = {other for name in layer for group in EXCLUSIVE if name in group for other in group}
-    # What is counted by task is counted once: sbatch(1), --tres-per-task.
+    # A per-task count may be given only once: sbatch(1), --tres-per-task.
     before, now = made.get("tres-per-task") or "", layer.get("tres-per-task") or ""
     for pattern, options in (_CPUS_PER_TASK, {"cpus-per-task", "cpus-per-gpu"}), (_GPUS_PER_TASK, GPU_COUNTS):
         if pattern.search(now):
@@ -210,10 +210,10 @@ def _counts_gpus(layer: Mapping[str, str | None]) -> bool:
 
 
 def _joined(before: str | None, layer: Mapping[str, str | None]) -> str | None:
-    """Return the gres of the layers so far: the layer's own, and the GPUs from before if the layer names none."""
+    """Return the gres after this layer: its gres replaces all but the GPUs, its count of GPUs only those."""
     ours = layer.get("gres") or ""
     items = (before or "").split(",") if before else []
-    if "gres" in layer:  # it replaces all but the GPUs, which it says nothing of
+    if "gres" in layer:  # it replaces all but the GPUs
         items = [item for item in items if _is_gpu(item)]
     if _counts_gpus(layer) or any(_is_gpu(item) for item in ours.split(",")) or ours.lower() == "none":
         items = [item for item in items if not _is_gpu(item)]
@@ -225,19 +225,19 @@ def _is_gpu(item: str) -> bool:
 
 
 def parse(text: str, *, source: str) -> dict[str, str | None]:
-    """The options in ``text`` by Slurm's long name, in their order; the last of several wins; None is no value.
+    """Return the options in ``text`` by Slurm's long name, in order; the last of several wins, None means no value.
 
-    The source is for the message: ``annotation slurm.hpk.io/flags``.
+    The source, such as ``annotation slurm.hpk.io/flags``, appears in the message.
 
     Raises:
-        errors.PodRefused: A quote is open, an option is unknown, lacks its value, or would break the pod.
+        errors.PodRefused: A quote is open; an option is unknown, lacks its value, or would break the pod.
     """
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise errors.PodRefused(f"Cannot use {source}: {error} in: {text}", reason="InvalidFlags") from error
     options: dict[str, str | None] = {}
-    words.reverse()  # so that the next word is the cheap one to take
+    words.reverse()  # so that pop() takes the next word
     while words:
         for name, value in _option(words.pop(), words, source=source):
             if name in FORBIDDEN:
@@ -249,7 +249,7 @@ def parse(text: str, *, source: str) -> dict[str, str | None]:
 
 
 def _option(word: str, rest: list[str], *, source: str) -> list[tuple[str, str | None]]:
-    """The options that begin with this word, taking from ``rest`` what belongs to them."""
+    """Return the options that begin with this word, taking their values from ``rest``."""
     if word.startswith("--") and len(word) > 2:  # noqa: PLR2004 - the length of "--"
         name, equals, value = word[2:].partition("=")
         name = _long_name(name, source=source)
@@ -264,7 +264,6 @@ def _option(word: str, rest: list[str], *, source: str) -> list[tuple[str, str |
 
 
 def _short_options(letters: str, rest: list[str], *, source: str) -> list[tuple[str, str | None]]:
-    """The options of a word such as ``Hp debug``, ``pdebug`` or ``H``."""
     options: list[tuple[str, str | None]] = []
     while letters:
         letter, letters = letters[0], letters[1:]
@@ -282,7 +281,7 @@ def _short_options(letters: str, rest: list[str], *, source: str) -> list[tuple[
 
 
 def _long_name(name: str, *, source: str) -> str:
-    """Slurm's name of the option; like sbatch, an unambiguous beginning will do."""
+    """Return the option's full name; like sbatch, accept an unambiguous prefix."""
     if name in KNOWN:
         return SPELLINGS.get(name, name)
     meant = [known for known in KNOWN if name and known.startswith(name)]

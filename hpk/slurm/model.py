@@ -1,4 +1,4 @@
-"""What Slurm says, as values: frozen, without any of Slurm's text formats."""
+"""Slurm's answers as frozen values, without its text formats."""
 
 from __future__ import annotations
 
@@ -11,68 +11,56 @@ if TYPE_CHECKING:
 
 
 class JobState(enum.Enum):
-    """Slurm's job states; the value is Slurm's own word, as ``squeue -o %T`` prints it."""
+    """Slurm's job states (squeue(1)); the value is Slurm's word as ``squeue -o %T`` prints it."""
 
     PENDING = "PENDING"
     """Queued; ``reason`` says why."""
     CONFIGURING = "CONFIGURING"
-    """Has nodes, which still boot."""
+    """Its nodes are still booting."""
     RUNNING = "RUNNING"
-    """Has nodes."""
     SUSPENDED = "SUSPENDED"
-    """Has nodes, and its processes are stopped."""
+    """Has nodes; its processes are stopped."""
     STOPPED = "STOPPED"
-    """Has nodes, and its processes got SIGSTOP."""
+    """Has nodes; its processes received SIGSTOP."""
     RESIZING = "RESIZING"
-    """About to change size."""
     SIGNALING = "SIGNALING"
-    """A signal is under way to it."""
     STAGE_OUT = "STAGE_OUT"
     """Ended; a burst buffer is being emptied."""
     COMPLETING = "COMPLETING"
-    """Ended; some processes on some nodes may still be there."""
+    """Ended; some of its processes may still exist."""
     REQUEUED = "REQUEUED"
-    """Ends, to be queued again."""
+    """Ending, to be queued again."""
     REQUEUE_FED = "REQUEUE_FED"
-    """Requeued by a federation."""
     REQUEUE_HOLD = "REQUEUE_HOLD"
     """Queued again, and held."""
     SPECIAL_EXIT = "SPECIAL_EXIT"
-    """Queued again, held, with the mark of a special exit."""
+    """Queued again, held, and marked as a special exit."""
     RESV_DEL_HOLD = "RESV_DEL_HOLD"
     """Held because its reservation was deleted."""
     REVOKED = "REVOKED"
     """Ran on another cluster of a federation."""
     COMPLETED = "COMPLETED"
-    """Ended with exit code 0."""
     FAILED = "FAILED"
-    """Ended with another exit code."""
     CANCELLED = "CANCELLED"
-    """By scancel, of the user or an administrator."""
+    """Cancelled by the user or an administrator."""
     TIMEOUT = "TIMEOUT"
-    """Reached its time limit."""
     DEADLINE = "DEADLINE"
-    """Reached its ``--deadline``."""
     NODE_FAIL = "NODE_FAIL"
-    """A node failed under it."""
     POWER_UP_NODE = "POWER_UP_NODE"
-    """Has nodes, which are being switched on."""
+    """Its nodes are being powered up."""
     EXPEDITING = "EXPEDITING"
-    """Queued again, to start before others."""
+    """Queued again, ahead of others."""
     UPDATE_DB = "UPDATE_DB"
-    """Ended; accounting is being told."""
+    """Ended; accounting is being updated."""
     BOOT_FAIL = "BOOT_FAIL"
-    """Its nodes did not boot."""
     LAUNCH_FAILED = "LAUNCH_FAILED"
     """Slurm could not start it on its nodes, and may queue it again."""
     RECONFIG_FAIL = "RECONFIG_FAIL"
     """Its nodes could not be reconfigured; it may be queued again."""
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    """Used more memory than it had asked for."""
     PREEMPTED = "PREEMPTED"
-    """Made room for another job."""
     UNKNOWN = "UNKNOWN"
-    """A word that this program does not know: neither queued, nor running, nor over, until Slurm says more."""
+    """An unknown state: neither queued, nor running, nor over."""
 
     @property
     def is_queued(self) -> bool:
@@ -81,12 +69,12 @@ class JobState(enum.Enum):
 
     @property
     def is_ending(self) -> bool:
-        """Whether its programs are being ended: it may still hold all it had, and may be queued again afterwards."""
+        """Whether its programs are being ended: it may still hold its resources, and may be queued again."""
         return self in _ENDING
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended for good; COMPLETING counts as not yet."""
+        """Whether the job has ended for good; COMPLETING is not over."""
         return self in _OVER
 
 
@@ -108,12 +96,12 @@ class Job:
     """A job of this user.
 
     Attributes:
-        reason: Slurm's word for why it waits, or why it ended (``Priority``, ``NonZeroExitCode``); else empty.
-        nodes: As a host list, such as ``c[1-2]``; empty while it waits.
-        start_time: Unix seconds; of a waiting job an expectation, if any.
-        exit_code: None where the source does not say (squeue never does, accounting does).
-        signal: That killed the job's script; 0 for none.
-        command: The path of the script that somebody gave to sbatch; empty where it came by standard input.
+        reason: Slurm's word for why it waits, or why it ended (``Priority``, ``NonZeroExitCode``), or empty.
+        nodes: A host list such as ``c[1-2]``; empty while it waits.
+        start_time: Unix seconds; the expected start of a waiting job, if known.
+        exit_code: None if the source does not say (accounting does, squeue never does).
+        signal: The signal that killed the job's script; 0 for none.
+        command: The path of the script given to sbatch; empty if it came on standard input.
     """
 
     id: str
@@ -133,11 +121,11 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A compute node, once, however many partitions it is in.
+    """A compute node, listed once however many partitions it is in.
 
     Attributes:
-        gres: Count by name (``gpu``), all types together.
-        is_usable: Whether it may run new jobs, now or when those on it end.
+        gres: The count by name (``gpu``), all types together.
+        is_usable: Whether it may run new jobs, now or when its current ones end.
     """
 
     name: str
@@ -152,7 +140,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """A partition, with what its usable nodes have.
+    """A partition, with the totals of its usable nodes.
 
     Attributes:
         max_seconds: The longest ``--time``; None for no limit.
@@ -171,7 +159,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What the cluster's usable nodes have together."""
+    """The cluster: its nodes and partitions, and the totals of its usable nodes."""
 
     cpus: int
     memory_bytes: int

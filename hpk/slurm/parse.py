@@ -1,9 +1,8 @@
-"""Slurm's text, made into values; pure.
+"""Parsers of Slurm's text; pure.
 
-Fields are parted by the ASCII unit separator and records by the record separator.  What users write freely stands
-last, and where it could hold separators (names, comments) each question has a mark of its own behind them, which
-nobody can have known beforehand: no job can tell of another.  Text, not ``--json``: that is missing from many builds,
-and its shape changes with every release.
+The ASCII unit separator separates fields, and the record separator records. Free text (names, comments) comes last.
+Because it could hold separators, each query puts an unpredictable mark behind them, so that no job can forge another
+one's record. ``--json`` is not used: many builds lack it, and its format changes with every release.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SACCT_FIELDS = (
 UNUSABLE_STATES = frozenset({
     "down", "drained", "draining", "drain", "fail", "failing", "error", "inval", "future", "unknown", "perfctrs",
 })  # fmt: skip
-"""Base words of a node's state that takes no new job; MAINT and RESERVED come back by themselves."""
+"""Base words of the states in which a node takes no new job; MAINT and RESERVED nodes come back by themselves."""
 
 COMPACT_STATES = {
     "PD": "PENDING", "CF": "CONFIGURING", "R": "RUNNING", "S": "SUSPENDED", "ST": "STOPPED", "RS": "RESIZING",
@@ -55,19 +54,19 @@ _NO_VALUE = ("", "(null)", "N/A", "n/a", "None", "Unknown", "NONE")
 
 
 def mark() -> str:
-    """Return a mark for one question, which stands behind each record of its answer."""
+    """Return an unpredictable mark for one query, which ends each record of its answer."""
     return secrets.token_hex(8)
 
 
 def squeue_format(mark: str) -> str:
-    """Return the format in which squeue is to print jobs, for :func:`jobs`."""
+    """Return squeue's output format for :func:`jobs`."""
     return UNIT.join(SQUEUE_FIELDS) + RECORD + mark
 
 
 def records(text: str, *, width: int, mark: str = "") -> Iterator[list[str]]:
-    """Yield the records of squeue or sinfo, each with this many fields; the last field takes any separators left.
+    """Yield the records of squeue or sinfo that have this many fields; the last field takes any separators left.
 
-    What is not a record (a warning in between) is left out.
+    Anything else, such as a warning in between, is skipped.
     """
     for record in text.split(RECORD + mark):
         fields = _fields(record, width)
@@ -77,11 +76,11 @@ def records(text: str, *, width: int, mark: str = "") -> Iterator[list[str]]:
 
 def _fields(record: str, width: int) -> list[str]:
     first, *rest = record.split(UNIT, width - 1)
-    return [first.rpartition("\n")[2], *rest]  # whole lines before it are a notice of the site's
+    return [first.rpartition("\n")[2], *rest]  # whole lines before it are a site's notice
 
 
 def state(word: str) -> model.JobState:
-    """The job state of Slurm's word; ``CANCELLED by 1000`` and ``CANCELLED+`` are understood."""
+    """Return the state of a word such as ``RUNNING``, ``CANCELLED by 1000`` or ``CANCELLED+``."""
     try:
         plain = word.split(maxsplit=1)[0].rstrip("+").upper()
         return model.JobState(COMPACT_STATES.get(plain, plain))
@@ -90,7 +89,7 @@ def state(word: str) -> model.JobState:
 
 
 def timestamp(text: str) -> float | None:
-    """Unix seconds of a time that Slurm printed: seconds (SLURM_TIME_FORMAT=%s) or local ISO; else None."""
+    """Return the Unix seconds of a printed time, in seconds (SLURM_TIME_FORMAT=%s) or local ISO format; else None."""
     if re.fullmatch(r"\d+", text):
         return float(text) or None
     try:
@@ -100,18 +99,18 @@ def timestamp(text: str) -> float | None:
 
 
 class JobReader:
-    """Reads answers of squeue, and remembers the last one: most of ten thousand jobs are as they were."""
+    """A reader of squeue's answers that reuses the last one: most of ten thousand jobs do not change."""
 
     def __init__(self) -> None:
         self._known: dict[str, model.Job] = {}
 
     def read(self, text: str, *, mark: str) -> dict[str, model.Job]:
-        """Return the jobs that squeue printed in :func:`squeue_format` of this mark, by id.
+        """Return the jobs by id from output in the :func:`squeue_format` of this mark.
 
-        A job of which nothing has changed is the same object as the last time.
+        An unchanged job is the same object as last time.
 
         Raises:
-            ValueError: A record is torn, or of another question: nothing is known of the jobs that are not there.
+            ValueError: A record is torn or answers another query; nothing is known about jobs that are not listed.
         """
         *whole, rest = text.split(RECORD + mark)
         if UNIT in rest:
@@ -152,7 +151,7 @@ def _job(fields: list[str]) -> model.Job | None:
 def accounting(text: str, *, mark: str = "") -> dict[str, model.Job]:
     """Return the jobs that ``sacct --parsable2 --delimiter=UNIT+mark`` printed, by id."""
     found = {}
-    for line in text.split("\n"):  # a name may hold what else is the end of a line to Python
+    for line in text.split("\n"):  # not splitlines: a name may hold other line ends that Python knows
         fields = line.split(UNIT + mark, len(SACCT_FIELDS) - 1)
         if len(fields) != len(SACCT_FIELDS):
             continue
@@ -175,11 +174,11 @@ def accounting(text: str, *, mark: str = "") -> dict[str, model.Job]:
 
 
 def gres(text: str) -> dict[str, int]:
-    """Return the counts by name, all types together, of a node's gres, such as ``gpu:a100:4(S:0-1),shard:8``."""
+    """Return the counts by name, all types together, of a gres such as ``gpu:a100:4(S:0-1),shard:8``."""
     found: dict[str, int] = {}
     if text in _NO_VALUE:
         return found
-    # Commas also stand between the sockets in the parentheses.
+    # Commas also separate the sockets in parentheses.
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
         parts = [part for part in item.strip().split(":") if part]
         if not parts:
@@ -195,15 +194,15 @@ def _count(text: str) -> int:
 
 
 def is_usable(word: str) -> bool:
-    """Whether a node in this state (``%T``: ``mixed``, ``idle~``, ``down*``) takes jobs, now or later.
+    """Return whether a node in this state (``%T``: ``mixed``, ``idle~``, ``down*``) takes jobs, now or later.
 
-    A node that is powered down (``~``) starts on demand; one that does not answer (``*``) does not.
+    A powered-down node (``~``) starts on demand; one that does not respond (``*``) does not.
     """
     return "*" not in word and re.sub(r"[^a-z_+]", "", word.lower()).split("+", maxsplit=1)[0] not in UNUSABLE_STATES
 
 
 def capacity(text: str) -> model.Capacity:
-    """The cluster that ``sinfo --Node`` printed in :data:`SINFO_FORMAT`: each node counted once."""
+    """Return the cluster from ``sinfo --Node`` in :data:`SINFO_FORMAT`, counting each node once."""
     nodes: dict[str, model.Node] = {}
     facts: dict[str, tuple[bool, bool, str, str]] = {}
     members: dict[str, set[str]] = {}
@@ -261,13 +260,13 @@ def _limit(text: str) -> int | None:
 
 
 def duration(text: str) -> int | None:
-    """Seconds of a ``--time`` value, None for no limit.
+    """Return the seconds of a ``--time`` value, or None for no limit.
 
     Slurm's formats: ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours``,
     ``days-hours:minutes``, ``days-hours:minutes:seconds``, ``UNLIMITED``, ``INFINITE``, ``-1``.
 
     Raises:
-        ValueError: None of these.
+        ValueError: The text has none of these formats.
     """
     if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
         return None
@@ -283,28 +282,28 @@ def duration(text: str) -> int | None:
 
 
 def time_text(seconds: int) -> str:
-    """As a ``--time`` value: ``days-hours:minutes:seconds``."""
+    """Return the ``--time`` value ``days-hours:minutes:seconds``."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock
 
 
 def kill_wait_seconds(text: str) -> int:
-    """KillWait of what ``scontrol show config`` printed; Slurm's own default if it does not say."""
+    """Return KillWait from ``scontrol show config``, or Slurm's default if it is absent."""
     found = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
     return int(found[1]) if found else 30
 
 
 def field(text: str, *, name: str) -> str | None:
-    """The value of a line ``name=value`` in what ``scontrol show`` printed, or None."""
+    """Return the value of a line ``name=value`` of ``scontrol show``, or None."""
     found = re.search(rf"^ *{re.escape(name)}=(.*)$", text, re.MULTILINE)
     return found[1] if found else None
 
 
 def job_details(text: str) -> model.Job | None:
-    """Return the job that ``scontrol show job ID`` printed, with the exit code that squeue does not tell, or None.
+    """Return the job from ``scontrol show job ID``, with the exit code that squeue does not print, or None.
 
-    Only what is certain to be Slurm's own is read: the job's name stands on the first line alone.
+    Only fields that users cannot forge are read: the job's name is confined to the first line.
     """
     number = re.match(r"JobId=(\d+)\b", text)
     told = re.search(r"^ +JobState=(\S+) Reason=(.*?) Dependency=", text, re.MULTILINE)
@@ -324,17 +323,17 @@ def job_details(text: str) -> model.Job | None:
 
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
-"""Kubernetes' and the registries' names, by those of ``uname -m``, which slurmd reports."""
+"""Kubernetes' and the registries' names by those of ``uname -m``, which slurmd reports."""
 
 
 def architectures(text: str) -> dict[str, str]:
-    """The nodes' architectures that ``scontrol --oneliner show node`` printed; of a node never seen it has none."""
+    """Return the nodes' architectures from ``scontrol --oneliner show node``; nodes that never reported are absent."""
     found = re.findall(r"^NodeName=(\S+) Arch=(\S+)", text, re.MULTILINE)
     return {name: ARCHITECTURES.get(word, word) for name, word in found}
 
 
 def partition_names(text: str) -> list[str]:
-    """The partitions that ``scontrol --oneliner show partition`` printed."""
+    """Return the partitions from ``scontrol --oneliner show partition``."""
     return re.findall(r"^PartitionName=(\S+)", text, re.MULTILINE)
 
 
@@ -348,9 +347,9 @@ def _integer(text: str) -> int:
 
 
 def job_id(text: str) -> str | None:
-    """The id in ``sbatch --parsable``'s answer (``id`` or ``id;cluster``), or None if there is none.
+    """Return the id in the output of ``sbatch --parsable`` (``id`` or ``id;cluster``), or None if there is none.
 
-    A site's plugin may print lines of its own before it.
+    A site's plugin may print lines before it.
     """
     for line in reversed(text.splitlines()):
         if found := re.fullmatch(r"(\d+)(?:;\S+)?", line.strip()):
@@ -359,5 +358,5 @@ def job_id(text: str) -> str | None:
 
 
 def messages(stderr: str) -> str:
-    """A command's error lines as one line for an event: repeated program names and blanks taken out."""
+    """Return a command's error lines as one line for an event, without duplicates and surrounding blanks."""
     return "; ".join(dict.fromkeys(line.strip() for line in stderr.splitlines() if line.strip()))

@@ -1,11 +1,10 @@
-"""One batched squeue feeds everybody: slurmctld is shared by hundreds of users.
+"""One batched squeue for all pods, because hundreds of users share slurmctld.
 
-After an answer with news of a watched job it asks again in ``poll_seconds``; without any, twice as long each time, up
-to a minute where all jobs run (their agents tell of themselves) and half a minute where one waits.  A squeue is two
-calls of slurmctld, so that is one call in 15 s at most, however many jobs there are.  Who has a reason (an agent that
-fell silent, a job that was just cancelled) asks for an earlier answer; such wishes are joined, and two questions
-are never less than a second apart.  Silence says nothing: a job is gone only if squeue *answered* a question
-that was asked after somebody began to care about the job, and did not name it.
+After an answer that changes a watched job, the next query follows in ``poll_seconds``. Without changes the pause
+doubles, up to a minute if all jobs run (their agents report) and half a minute if one waits. A squeue makes two
+slurmctld calls, so that is at most one call in 15 s, however many jobs there are. A caller with a reason (a silent
+agent, a cancelled job) can ask for an earlier query; such requests are merged, and queries are a second apart. Silence
+proves nothing: a job is gone only if squeue *answered* a query that began after the job's watch, and did not list it.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
 MIN_SPACING_SECONDS = 1.0
 QUEUED_REST_SECONDS = 30.0
-"""Longest pause while a watched job is not seen to run: nobody but Slurm knows of it."""
+"""The longest pause while a watched job is not seen running: only Slurm knows about it."""
 REST_SECONDS = 60.0
-"""Longest pause while all do."""
+"""The longest pause while all watched jobs run."""
 RATE_LIMIT_FACTOR = 4
 """A rate limit counts as this many failures at once."""
 
@@ -37,10 +36,10 @@ log = structlog.get_logger(__name__)
 
 
 class Source(Protocol):
-    """Whom the poller asks; :class:`hpk.slurm.client.Slurm` in earnest."""
+    """The poller's source of jobs, normally :class:`hpk.slurm.client.Slurm`."""
 
     async def jobs(self) -> dict[str, model.Job]:
-        """All jobs of this user.
+        """Return all jobs of this user.
 
         Raises:
             errors.SlurmUnavailable: No answer.
@@ -53,8 +52,8 @@ class Snapshot:
     """An answer of squeue.
 
     Attributes:
-        asked_at: When the question began, by the poller's monotonic clock.
-        answered_at: The same of the answer, in Unix seconds.
+        asked_at: When the query began, on the poller's monotonic clock.
+        answered_at: When the answer came, in Unix seconds.
     """
 
     asked_at: float
@@ -64,11 +63,11 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting:
-    """What Slurm last said of a job.
+    """Slurm's last answer about a job.
 
     Attributes:
-        job: None means that it answered and knows no such job.
-        is_anothers: Whether the job's number belongs to another one by now.
+        job: None if Slurm answered and knows no such job.
+        is_anothers: Whether another job has this id now.
     """
 
     job: model.Job | None
@@ -76,11 +75,11 @@ class Sighting:
 
 
 class Poller:
-    """The cache, and the one loop that fills it.
+    """The cache of jobs and the one loop that fills it.
 
     Attributes:
-        snapshot: The last answer, or None if there was none yet.
-        error: Why the last question had no answer; None if it had one.
+        snapshot: The last answer, or None before the first.
+        error: Why the last query failed; None if it succeeded.
     """
 
     def __init__(
@@ -98,30 +97,30 @@ class Poller:
         self._clock = clock
         self._backoff = backoff.Backoff(policy or backoff.Policy(first_seconds=2.0, cap_seconds=120.0))
         self._not_before = clock()
-        self._asked_at = float("-inf")  # of the last question that ended, with an answer or without
+        self._asked_at = float("-inf")  # of the last query that ended, answered or not
         self._due_at = clock()
         self._wake = asyncio.Event()
         self._answered = asyncio.Condition()
         self._watches: dict[str, list[_Watch]] = {}
 
     async def run(self) -> None:
-        """Ask for as long as the program runs; no answer of Slurm's ends this."""
+        """Query Slurm until cancelled; no answer of Slurm's ends the loop."""
         while True:
             await self._until_due()
             await self._ask()
 
     def ask_soon(self, *, after_seconds: float = 0.0) -> None:
-        """Have the next question asked no later than in this time (spacing and back-off permitting)."""
+        """Have the next query begin within this time, if spacing and back-off permit."""
         due_at = self._clock() + after_seconds
         if due_at < self._due_at:
             self._due_at = due_at
             self._wake.set()
 
     def sighting(self, job_id: str, *, is_it: Callable[[model.Job], bool] = lambda _: True) -> Sighting | None:
-        """What Slurm last said of the job; None: not known, for no question was answered since it is watched.
+        """Return Slurm's last answer about the job, or None if no query was answered since the watch began.
 
-        A job that nobody watches is known only by being in the last answer.  One of that number that is another, by
-        ``is_it``, counts as none: a slurmctld that lost its last seconds gives numbers out once more.
+        An unwatched job is known only if the last answer lists it. A job that ``is_it`` rejects counts as absent: a
+        slurmctld that lost its last seconds reuses ids.
         """
         if self.snapshot is None:
             return None
@@ -135,9 +134,9 @@ class Poller:
 
     @contextlib.contextmanager
     def watched(self, job_id: str, changed: Callable[[], None]) -> Iterator[None]:
-        """Call ``changed`` whenever what Slurm says of the job differs, while the block lasts.
+        """Call ``changed`` whenever Slurm's answer about the job changes, while the block lasts.
 
-        Enter it after the submission: a question that began before does not make the job gone.
+        Enter it after the submission: a query that began before does not prove the job gone.
         """
         stop = self.watch(job_id, changed)
         try:
@@ -146,7 +145,7 @@ class Poller:
             stop()
 
     def watch(self, job_id: str, changed: Callable[[], None]) -> Callable[[], None]:
-        """As :meth:`watched`, until the returned function is called (twice does no harm)."""
+        """Watch the job as :meth:`watched` does until the returned function is called; calling it twice is harmless."""
         watch = _Watch(since=self._clock(), changed=changed)
         self._watches.setdefault(job_id, []).append(watch)
 
@@ -160,10 +159,10 @@ class Poller:
         return stop
 
     async def fresh(self) -> Snapshot:
-        """The first answer to a question that begins after this call: what adopting must look at.
+        """Return the first answer to a query that begins after this call, as adopting a job requires.
 
         Raises:
-            errors.SlurmUnavailable: That question had no answer.
+            errors.SlurmUnavailable: That query failed.
         """
         since = self._clock()
         self.ask_soon()
@@ -175,7 +174,7 @@ class Poller:
         return self.snapshot
 
     async def newer(self, seen: Snapshot | None) -> Snapshot:
-        """Return the newest answer as soon as there is another one than ``seen``; asks for none."""
+        """Return the newest answer once it differs from ``seen``, without asking for one."""
         async with self._answered:
             await self._answered.wait_for(lambda: self.snapshot is not None and self.snapshot is not seen)
             assert self.snapshot is not None
@@ -185,7 +184,7 @@ class Poller:
         while (pause := max(self._due_at, self._not_before) - self._clock()) > 0:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it passes over a cancellation that comes together with a wish.
+                # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with a wake-up.
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
 
@@ -204,14 +203,14 @@ class Poller:
             self._not_before = asked_at + MIN_SPACING_SECONDS
             before, self.snapshot = self.snapshot, Snapshot(asked_at=asked_at, answered_at=time.time(), jobs=jobs)
             self._rest(has_news=self._tell(before))
-            if self._due_at == planned_at:  # nobody wished for an earlier one meanwhile
+            if self._due_at == planned_at:  # nobody asked for an earlier one meanwhile
                 self._due_at = asked_at + self._pause_seconds
         async with self._answered:
             self._asked_at = asked_at
             self._answered.notify_all()
 
     def _rest(self, *, has_news: bool) -> None:
-        """Choose the pause before the next question but for wishes."""
+        """Choose the pause before the next query, unless somebody asks for an earlier one."""
         if has_news:
             self._pause_seconds = self._poll_seconds
             return
@@ -231,7 +230,7 @@ class Poller:
         return round(pause, 1)
 
     def _tell(self, before: Snapshot | None) -> bool:
-        """Tell those for whom the answer has news; whether there was any, or will be.  Unwatched jobs make none."""
+        """Notify the watches whose job changed; return whether any did or still may. Unwatched jobs do not count."""
         assert self.snapshot is not None
         old = before.jobs if before else {}
         has_news = False
@@ -239,7 +238,7 @@ class Poller:
             job = self.snapshot.jobs.get(job_id)
             for watch in list(watches):
                 if job is None and self.snapshot.asked_at < watch.since:
-                    has_news = True  # the question is older than the watch: absence proves nothing, the next one will
+                    has_news = True  # the query is older than the watch: absence proves nothing until the next one
                     continue
                 was = old.get(job_id)
                 if not watch.told or (job is not was and job != was):

@@ -1,7 +1,7 @@
-"""Which of Slurm's error texts are lasting, and which pass; pure.
+"""Slurm's error texts, divided into lasting and passing ones; pure.
 
-The texts are those of ``src/common/slurm_errno.c`` and ``src/sbatch`` (20.02 to 26.05).  What is not listed
-as passing is lasting, for the list of what passes is known, and a site's own submit plugin may say anything.
+The texts come from ``src/common/slurm_errno.c`` and ``src/sbatch`` (20.02 to 26.05). A text not listed as passing is
+lasting: the passing ones are known, while a site's submit plugin may print anything.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 
 RATE_LIMIT = re.compile(r"rate limit|RPC limit", re.IGNORECASE)
-"""slurmctld's rl_enable."""
+"""From slurmctld's rl_enable."""
 
 LASTING = re.compile(r"\b(?:Assoc|QOS)M(?:ax|in)(?!Submit|Jobs)\w+")
-"""Beside "Job violates accounting/QOS policy" slurmctld names the limit.  One on the number of jobs, or on what a
-group uses, passes; one on a single job's size or time (refused at once only with DenyOnLimit) does not."""
+"""slurmctld names the limit beside "Job violates accounting/QOS policy". A limit on the number of jobs or on a group's
+usage passes; one on a single job's size or time (refused at once only with DenyOnLimit) does not."""
 
 _PASSING_TEXTS = (
     r"SubmitJob\w*Limit",
@@ -70,11 +70,11 @@ PERHAPS_DONE = re.compile(
     r"|credential (?:expired|replayed)|credential is expired|Munge decode failed",
     re.IGNORECASE,
 )
-"""The request went out, and no answer came or none that could be read: the job may exist."""
+"""The request was sent, and its answer is missing or unreadable: the job may exist."""
 
 
 def is_passing(text: str) -> bool:
-    """Whether trying again later, unchanged, may help."""
+    """Return whether the same request may succeed later."""
     if RATE_LIMIT.search(text):
         return True
     if LASTING.search(text):

@@ -1,4 +1,4 @@
-"""Whatever runs Slurm's commands, and how one ended; on a site that is the gateway, by its socket."""
+"""Runners of Slurm's commands (on a site, the gateway through its socket) and their results."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 QUERY_SECONDS = 30.0
 _SIGNALLED = 128
-"""A shell's exit code for a program that was killed by a signal is this and the signal's number."""
+"""A shell's exit code for a program killed by a signal is this plus the signal's number."""
 _MOST_SIGNALS = 64
 MARGIN_SECONDS = 5.0
-"""The gateway ends a command that takes too long; this much later the client stops waiting for the gateway."""
+"""How long after the gateway's own timeout the client stops waiting for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a command ended; ``end`` is ``exited``, ``timeout``, ``overflow`` or ``failed``, see the protocol."""
+    """A command's result; ``end`` is ``exited``, ``timeout``, ``overflow`` or ``failed``, see the protocol."""
 
     code: int
     stdout: bytes = b""
@@ -43,22 +43,22 @@ class Result:
 
     @property
     def has_no_say(self) -> bool:
-        """Whether it tells nothing of what was done: the command was killed, or ended without a word.
+        """Whether the result does not show what was done: the command was killed, or failed without a message.
 
-        Slurm's SIGTERM to a job reaches every process of it; a wrapper in a shell makes 128 + signal of that.
+        Slurm's SIGTERM reaches every process of a job; a shell wrapper turns that into exit code 128 + signal.
         """
         return self.end != "exited" or self._signal > 0 or not self.error
 
     @property
     def _signal(self) -> int:
-        """The signal that killed the command, or a program that its wrapper in a shell ran; 0 if none did."""
+        """The signal that killed the command or a program in its shell wrapper; 0 for none."""
         if self.code < 0:
             return -self.code
         return self.code - _SIGNALLED if _SIGNALLED < self.code <= _SIGNALLED + _MOST_SIGNALS else 0
 
     @property
     def how(self) -> str:
-        """How the command ended, as the end of a sentence about it."""
+        """A predicate for a sentence about the command's end."""
         ends = {"timeout": "gave no answer in time", "overflow": "printed too much"}
         if self.end != "exited":
             return ends.get(self.end, f"could not be followed to its end: {self.error}")
@@ -68,7 +68,7 @@ class Result:
 
 
 class Runner(Protocol):
-    """Whatever runs a Slurm command: the gateway, or a test's script of a conversation."""
+    """A runner of Slurm commands: the gateway, or a test's scripted conversation."""
 
     async def run(
         self,
@@ -78,7 +78,7 @@ class Runner(Protocol):
         directory: Path | None = None,
         timeout_seconds: float = QUERY_SECONDS,
     ) -> Result:
-        """Run it.
+        """Run a command.
 
         Raises:
             errors.SlurmUnavailable: It could not be run, or its answer was lost.
@@ -87,7 +87,7 @@ class Runner(Protocol):
 
 
 class Gateway:
-    """The client end of the gateway's socket; a connection for each request, so any number at once."""
+    """The client of the gateway's socket; each request has its own connection, so any number can run at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -103,7 +103,7 @@ class Gateway:
         """Run a command on the host; cancelling ends it there.
 
         Raises:
-            errors.SlurmUnavailable: The gateway is away, refuses, or its answer was lost.
+            errors.SlurmUnavailable: The gateway is unreachable, refuses, or its answer was lost.
         """
         request = {
             "command": command,
