@@ -1,4 +1,4 @@
-"""What the API server says, for those who look on."""
+"""The node and pods as the API server shows them to ``hpk status`` and ``hpk up``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What was seen.
+    """What the API server showed.
 
     Attributes:
-        url: Of the API server, as this host reaches it; empty if it does not.
-        tunnel: How, if not straight.
-        problem: Why nothing was seen; empty if something was.
-        message: The node's own word where it is not Ready.
-        trouble: What the control plane cannot mend by itself.
-        is_cordoned: Whether new pods wait, for a ``kubectl cordon``.
-        phases: How many pods are in each phase.
+        tunnel: The tunnel to it, or empty.
+        problem: Why the API server could not be asked, or empty.
+        message: The node's own message if it is not Ready.
+        trouble: What the control plane cannot repair by itself.
+        is_cordoned: Whether new pods wait because of a ``kubectl cordon``.
     """
 
     url: str = ""
@@ -40,8 +38,8 @@ class Look:
 
 
 async def look(settings: config.Settings, slurm: slurm_client.Slurm, *, has_pods: bool = False) -> Look:
-    """Ask once; whatever fails is in the answer."""
-    from hpk.kube import client  # noqa: PLC0415 - a third of a second, which only those who look should pay
+    """Ask the API server once; a failure becomes the answer's problem."""
+    from hpk.kube import client  # noqa: PLC0415 - takes a third of a second
 
     url, tunnel = "", ""
     try:

@@ -1,4 +1,4 @@
-"""``hpk connect``: a tunnel to the API server for every program on this host, for as long as the command runs."""
+"""``hpk connect``: a tunnel to the API server for every program on this host while the command runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LOOK_SECONDS = 2.0
 
 
 async def run(settings: config.Settings, *, port: int) -> int:
-    """Hold the tunnel until Ctrl-C or a hang-up, and lead the context ``hpk`` through it meanwhile.
+    """Hold the tunnel until Ctrl-C or a hang-up; meanwhile point the context ``hpk`` to it.
 
     Raises:
-        errors.ApiUnavailable: There can be no tunnel; says why.
+        errors.ApiUnavailable: No tunnel can be made; the message says why.
         errors.SlurmUnavailable: Slurm does not answer.
     """
     with host.slurm(settings) as slurm:
@@ -42,7 +42,7 @@ async def run(settings: config.Settings, *, port: int) -> int:
 
 
 async def _look(slurm: client.Slurm, way: reach.Way) -> None:
-    """See that all is as it was; a control plane that came anew has put its own URL into the kubeconfig."""
+    """Check the tunnel, and restore its URL if a new control plane has put its own into the kubeconfig."""
     if await slurm.has_tunnel_ended():
         raise errors.ApiUnavailable("The tunnel has ended; 'hpk connect' makes another")
     _, server = kubeconfig.current()
@@ -52,7 +52,7 @@ async def _look(slurm: client.Slurm, way: reach.Way) -> None:
 
 @contextlib.contextmanager
 def _led(settings: config.Settings, way: reach.Way) -> Iterator[bool]:
-    """Lead the context through the tunnel while the block lasts; whether there is one."""
+    """Point the context to the tunnel while the block lasts; yield whether there is a context."""
     is_led = kubeconfig.point(way.server)
     try:
         yield is_led

@@ -1,4 +1,4 @@
-"""``hpk doctor``: look at the login host and try the real thing in one small job per partition."""
+"""``hpk doctor``: check the login host, and try a sandbox in one small job per partition."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.2
 FIRST_QUESTION_SECONDS = 2.0
 LAST_QUESTION_SECONDS = 15.0
 ANSWER_SECONDS = 5.0
-"""How long a shared file system may take to show a file of another host, after the job's end."""
+"""How long after the job's end a shared file system may take to show another host's file."""
 ACCOUNT = re.compile(r"^#SBATCH\s+(?:--account[=\s]\s*|-A\s*)(\S+)", re.MULTILINE)
 DOCKER_HUB = "registry-1.docker.io:443"
 PROGRAM = "host.pyz"
@@ -49,12 +49,12 @@ if ctypes.CDLL(None, use_errno=True).unshare(0x20020000):
     raise OSError(ctypes.get_errno(), "Cannot make mount and PID namespaces")
 print(json.dumps({"address": sandbox.own_address()}))
 """
-"""What the agent does before its first container, without a pod."""
+"""The agent's work before its first container, without a pod."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A job that looks at one partition."""
+    """A job that examines one partition."""
 
     partition: str
     job_id: str
@@ -63,12 +63,12 @@ class Probe:
 
     @property
     def where(self) -> str:
-        """In a user's words."""
+        """The partition, worded for users."""
         return f"partition {self.partition}"
 
 
 async def run(settings: config.Settings, *, wait_seconds: float, is_json: bool) -> int:
-    """Print what was found; 1 if anything keeps pods from running, else 0.
+    """Print the findings; return 1 if anything keeps pods from running, else 0.
 
     Raises:
         errors.SlurmUnavailable: Slurm does not answer.
@@ -119,9 +119,9 @@ async def _examine(
 
 
 def prepare(settings: config.Settings, site: Any, directory: Path) -> None:
-    """Write what the jobs need: the probe, and what to try."""
+    """Write the files of the probes' jobs: the program and its request."""
     (directory / PROGRAM).write_bytes(pack.archive())
-    # What a host lacks for a pod network is a finding of its own; the sandbox must then start without.
+    # A missing pod network is a finding of its own; the sandbox must then start without one.
     network = "host" if settings.network != "flannel" and sandbox.missing_for_flannel(site) else "flannel"
     network = "host" if settings.network == "host" else network
     request = {"apptainer": settings.apptainer, "sandbox": inside(settings, network, directory)}
@@ -130,13 +130,13 @@ def prepare(settings: config.Settings, site: Any, directory: Path) -> None:
 
 
 def registries(settings: config.Settings) -> list[str]:
-    """HOST:PORT of the registries that are known to be wanted."""
+    """Return HOST:PORT of Docker Hub and the insecure registries of the settings."""
     plain = [name if ":" in name else f"{name}:80" for name in settings.insecure_registries]
     return [DOCKER_HUB, *plain]
 
 
 def inside(settings: config.Settings, network: str, directory: Path) -> list[str]:
-    """The command that starts a pod's sandbox, with a probe for the agent."""
+    """Return the command that starts a pod's sandbox with a probe in place of the agent."""
     place = str(directory)
     image = str(settings.image_file.absolute())
     box = sandbox.Sandbox(
@@ -147,7 +147,7 @@ def inside(settings: config.Settings, network: str, directory: Path) -> list[str
 
 
 def script(settings: config.Settings, directory: Path, answer: Path) -> str:
-    """The probe's job script."""
+    """Return the probe's job script."""
     words = (directory / PROGRAM, "probe", directory / "request.json", answer)
     command = " ".join(shlex.quote(str(word)) for word in words)
     return f"""#!/bin/bash
@@ -168,14 +168,14 @@ async def _submit_many(
     found: list[findings.Finding],
     has_others: bool,
 ) -> list[Probe]:
-    """Submit a probe for each partition in turn, until Slurm takes no more for now; what it refuses is found."""
+    """Submit a probe for each partition until Slurm takes no more for now; refusals become findings."""
     made: list[Probe] = []
     while partitions:
         try:
             made.append(await _submit(settings, slurm, directory=directory, partition=partitions[0]))
         except (errors.JobRefused, errors.SlurmUnavailable) as error:
             if isinstance(error, errors.SlurmUnavailable) and (made or has_others):
-                break  # a limit may leave room when another probe has ended
+                break  # there may be room again when another probe has ended
             found.append(findings.refused(f"partition {partitions[0]}", str(error)))
         partitions.popleft()
     return made
@@ -191,7 +191,7 @@ async def _submit(settings: config.Settings, slurm: client.Slurm, *, directory: 
 
 
 def account(settings: config.Settings) -> list[str]:
-    """The option that names the account of pods whose flags name none: the control plane's, as hpk.sbatch has it."""
+    """Return the option for the account of pods whose flags name none: the control plane's, as in hpk.sbatch."""
     try:
         text = up.read(None)
     except errors.Fatal:
@@ -201,7 +201,7 @@ def account(settings: config.Settings) -> list[str]:
 
 
 class Watch:
-    """Waits for the probes' answers; asks Slurm seldom, the file system often."""
+    """A wait for the probes' answers that polls the file system often and Slurm seldom."""
 
     def __init__(
         self, slurm: client.Slurm, *, site: Mapping[str, Any], reached: tuple[str, ...], wait_seconds: float
@@ -217,7 +217,7 @@ class Watch:
         self._jobs: dict[str, model.Job] = {}
 
     async def result(self, one: Probe, *, settings: config.Settings) -> list[findings.Finding]:
-        """What a probe found, or why it found nothing."""
+        """Wait for a probe; return its findings, or why it has none."""
         over_at: float | None = None
         while True:
             if one.answer.exists():
@@ -236,7 +236,7 @@ class Watch:
 
     async def _read(self, one: Probe, *, settings: config.Settings) -> list[findings.Finding]:
         facts = jobdir.read_json(str(one.answer))
-        # Only what is certain: it answered after it was submitted, and before the answer was seen.
+        # The provable skew: the answer was written after the submission and before it was seen.
         skew = min(0.0, facts["now"] - one.submitted_at) or max(0.0, facts["now"] - time.time())
         where = f"{one.where} ({facts['site']['hostname']})"
         place = findings.Place(
@@ -249,7 +249,7 @@ class Watch:
         found = findings.compute(place, settings)
         is_elsewhere = facts["site"]["hostname"] != self._site["hostname"]
         if not self._is_filtered and is_elsewhere and await reach.is_filtered(facts["site"]["hostname"]):
-            self._is_filtered = True  # said once
+            self._is_filtered = True  # report it once
             found.append(findings.filtered(where))
         return found
 

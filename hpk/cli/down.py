@@ -1,4 +1,4 @@
-"""``hpk down``: the control plane ends first, then the pods' jobs, then the kubeconfig's context."""
+"""``hpk down``: end the control plane, then the pods' jobs, then remove the kubeconfig's context."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from hpk.slurm import client, model
 
 STOP_SECONDS = 90.0
-"""How long the control plane may take to stop in its own order; then its job is cancelled."""
+"""How long the control plane may take to stop in its own order before its job is cancelled."""
 PODS_SECONDS = 60.0
-"""How long the pods' jobs may take to end; Slurm kills them after its own KillWait."""
+"""How long the pods' jobs may take to end; Slurm kills them after its KillWait."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LAST_PAUSE_SECONDS = 5.0
 
 
 async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
-    """End everything; fine if nothing runs.
+    """End everything; do nothing if nothing runs.
 
     Raises:
-        errors.SlurmUnavailable: Slurm does not answer; what still runs is not known.
+        errors.SlurmUnavailable: Slurm does not answer; what still runs is unknown.
     """
     state = settings.directory
     with host.slurm(settings) as slurm:
@@ -41,7 +41,7 @@ async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
                     f"directory yet; if it is this one's, 'scancel {stranger.id}' ends it"
                 )
         else:
-            # First: while it lives it would replace the pods that go.
+            # First: a living control plane would replace the pods.
             await _stop(slurm, job)
             print(f"Stopped the control plane (job {job.id})")
             jobs = await slurm.jobs()
@@ -57,7 +57,7 @@ async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
 
 
 async def _stop(slurm: client.Slurm, job: model.Job) -> None:
-    """Have the control plane stop in its own order, and cancel its job only if it does not."""
+    """Ask the control plane to stop in its own order; cancel its job if it does not."""
     if job.state.is_queued:
         await slurm.cancel(job.id)
         return
@@ -78,7 +78,7 @@ def _alive(jobs: dict[str, model.Job], ids: list[str]) -> bool:
 
 
 async def _until(slurm: client.Slurm, is_so: Callable[[dict[str, model.Job]], bool], seconds: float) -> bool:
-    """Ask, with growing pauses, until it is so; whether it came to that in time."""
+    """Ask with growing pauses until the condition holds; return whether it did in time."""
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
     while time.monotonic() < deadline:
         await asyncio.sleep(pause)
@@ -92,19 +92,19 @@ async def _until(slurm: client.Slurm, is_so: Callable[[dict[str, model.Job]], bo
 
 
 def _forget(settings: config.Settings) -> None:
-    """Take the way in away, for nobody answers there any more; another state directory's stays.
+    """Remove the kubeconfig and its context; leave another state directory's.
 
-    Ours goes last: as long as it is there, another 'hpk down' does what this one could not.
+    The file goes last: while it exists, another 'hpk down' can do what this one could not.
 
     Raises:
-        errors.Conflict: Somebody holds the lock of the user's kubeconfig for long.
+        errors.Conflict: The lock of the user's kubeconfig stays held.
         errors.Fatal: One of the two files cannot be changed.
     """
     ours = Path(settings.directory.kubeconfig)
     try:
         document = ours.read_bytes()
     except FileNotFoundError:
-        return  # it has been taken away, or there was none yet
+        return  # already removed, or never written
     if kubeconfig.remove(document):
         print(f"Took the context '{kubeconfig.NAME}' out of {kubeconfig.path()}")
     ours.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a host's facts mean for HPK: pure, one rule a line of thought, for ``hpk doctor``."""
+"""Rules that turn a host's facts into findings for ``hpk doctor``; pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOW_SYNC_SECONDS = placement.SLOW_SYNC_SECONDS
 SMALL_SCRATCH_BYTES = 2 << 30
 MOST_SKEW_SECONDS = 5.0
 PODS_INTERFACES = ("cni", "flannel")
-"""Begin the names of interfaces that the pod network itself has made."""
+"""Prefixes of the interfaces that the pod network itself makes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,13 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A host that was looked at.
+    """An examined host.
 
     Attributes:
-        where: In a user's words.
-        facts: As :mod:`hpk.host.probe` answers; what is missing was not looked at.
-        reached: Registries, as HOST:PORT, to which the login host can connect.
-        skew_seconds: How far its clock is provably from the login host's; positive is ahead.
-        architecture: Of the login host, for which hpk.sif and the images are made.
+        facts: The answers of :mod:`hpk.host.probe`; what is missing was not examined.
+        reached: Registries, as HOST:PORT, that the login host can connect to.
+        skew_seconds: The provable offset of its clock from the login host's; positive is ahead.
+        architecture: The login host's, for which hpk.sif and the images are built.
     """
 
     where: str
@@ -69,12 +68,12 @@ class Place:
 
 
 def login(place: Place, settings: config.Settings) -> list[Finding]:
-    """Of the host where commands are typed: pods need nothing of it but the shared file system."""
+    """Return the findings on the login host; pods need only its shared file system."""
     return _found(place, _slurm(place), _apptainer(place), _kubectl(place), _shared(place), _routes(place, settings))
 
 
 def compute(place: Place, settings: config.Settings) -> list[Finding]:
-    """Of a host that runs pods."""
+    """Return the findings on a host that runs pods."""
     return _found(
         place,
         *(rule(place) for rule in (_apptainer, _architecture, _sandbox, _namespaces, _devices, _ids)),
@@ -87,34 +86,34 @@ def compute(place: Place, settings: config.Settings) -> list[Finding]:
 
 
 def refused(where: str, text: str) -> Finding:
-    """Sbatch did not take the probe."""
+    """Return the finding that sbatch refused the probe."""
     how = "put what sbatch asks for into HPK_FLAGS (--account, --qos, --time), or use another partition"
     return Finding(level="warning", where=where, what=f"sbatch refuses jobs: {text}", why=_NO_PODS, who="you", how=how)
 
 
 def waits(where: str, seconds: float, reason: str) -> Finding:
-    """The probe did not start in time, and was cancelled."""
+    """Return the finding that the probe did not start in time and was cancelled."""
     why = f" ({reason})" if reason else ""
     what = f"the probe did not start within {seconds:.0f} s{why}"
     return Finding(level="note", where=where, what=what, why="nothing is known", who="you", how="try --wait=SECONDS")
 
 
 def silent(where: str, state: str, output: str) -> Finding:
-    """The probe's job ended without an answer."""
+    """Return the finding that the probe's job ended without an answer."""
     what = f"the probe's job ended as {state} and said: {output or 'nothing'}"
     how = "set HPK_PRELUDE if it lacks a program; else show this to your site"
     return Finding(level="error", where=where, what=what, why=_NO_PODS, who="you", how=how)
 
 
 def filtered(where: str) -> Finding:
-    """The login host cannot connect to the hosts of a partition."""
+    """Return the finding that the login host cannot connect to a partition's hosts."""
     what, why = "the login host does not reach its hosts' ports", "kubectl needs a tunnel"
     how = "nothing for 'hpk kubectl', which has one by itself; 'hpk connect' for other programs"
     return Finding(level="note", where=where, what=what, why=why, who="you", how=how)
 
 
 def told(found: Sequence[Finding]) -> list[str]:
-    """Return the lines that a person reads: what several places lack alike is one line that names them all."""
+    """Return the report's lines; findings that several places share become one line naming them all."""
     places: dict[Finding, list[str]] = {}
     for one in found:
         places.setdefault(one if one.level == "ok" else replace(one, where=""), []).append(one.where)

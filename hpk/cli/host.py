@@ -1,4 +1,4 @@
-"""The way from a command to Slurm: the gateway that the launcher has started, or one of its own."""
+"""Access to Slurm for commands, through the launcher's gateway or a temporary one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 0.02
 
 @contextlib.contextmanager
 def slurm(settings: config.Settings) -> Iterator[client.Slurm]:
-    """Slurm, by way of ``settings.gateway`` or of a gateway that lives as long as the block.
+    """Yield Slurm through ``settings.gateway``, or through a gateway that lives as long as the block.
 
     Raises:
         errors.Fatal: There is no Slurm on this host.
@@ -37,7 +37,7 @@ def slurm(settings: config.Settings) -> Iterator[client.Slurm]:
         return
     if shutil.which("sbatch") is None:
         raise errors.Fatal("Cannot reach Slurm: there is no sbatch on this host; run hpk on a login node")
-    with tempfile.TemporaryDirectory(prefix="hpk.", dir="/tmp") as directory:  # a socket's path is short
+    with tempfile.TemporaryDirectory(prefix="hpk.", dir="/tmp") as directory:  # a socket's path must be short
         program, socket = Path(directory) / "host.pyz", Path(directory) / "gateway" / "socket"
         program.write_bytes(pack.archive())
         keep = ["--keep=HPK_*", "--keep=SBATCH_*", "--keep=KUBECONFIG", "--keep=*_proxy", "--keep=*_PROXY"]
@@ -48,7 +48,7 @@ def slurm(settings: config.Settings) -> Iterator[client.Slurm]:
 
 
 def _wait_for(socket: Path, process: subprocess.Popen[bytes] | None) -> None:
-    """Wait until the gateway accepts; the launcher starts it at the same time as this program."""
+    """Wait until the gateway listens; the launcher starts it at the same time as this program."""
     deadline = time.monotonic() + START_SECONDS
     while not socket.exists():
         if time.monotonic() > deadline or (process is not None and process.poll() is not None):

@@ -1,4 +1,4 @@
-"""``apptainer run hpk.sif install``: one downloaded file becomes the whole installation."""
+"""``apptainer run hpk.sif install``: install everything from the one downloaded file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from hpk import config
 
 IMAGE_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
-"""Where the runtime says which image this program runs from."""
+"""Variables in which the runtime names this program's image."""
 INSTALLED = "installed.json"
-"""In the state directory: the digest of the sbatch script that was put into the home, to tell an edited one."""
+"""A file in the state directory with the installed sbatch script's digest, by which an edited script is recognised."""
 
 
 def run(settings: config.Settings, *, bin_directory: Path, is_forced: bool) -> int:
-    """Install, or update; doing it again changes nothing.
+    """Install or update; a repeated call changes nothing.
 
     Raises:
         errors.Fatal: A file cannot be written.
@@ -37,7 +37,7 @@ def run(settings: config.Settings, *, bin_directory: Path, is_forced: bool) -> i
         raise errors.Fatal(f"Cannot install: {error.filename}: {error.strerror}") from error
     for line in lines:
         print(line)
-    path = os.environ.get("USER_PATH") or os.environ.get("PATH", "")  # Apptainer keeps the host's under another name
+    path = os.environ.get("USER_PATH") or os.environ.get("PATH", "")  # Apptainer renames the host's PATH
     if str(bin_directory) not in map(os.path.normpath, path.split(os.pathsep)):
         print(f"Add {bin_directory} to your PATH:  export PATH={bin_directory}:$PATH")
     print("Look through ~/hpk.sbatch, then:  hpk up   (or: sbatch ~/hpk.sbatch)")
@@ -45,7 +45,7 @@ def run(settings: config.Settings, *, bin_directory: Path, is_forced: bool) -> i
 
 
 def _image(settings: config.Settings) -> str:
-    """Have the image at its place: as a second name of the same file where that is possible, else as a copy."""
+    """Put the image into the state directory, as a hard link if possible, else as a copy."""
     target = settings.state / "hpk.sif"
     named = next((os.environ[name] for name in IMAGE_VARIABLES if os.environ.get(name)), None)
     if named is None:
@@ -58,7 +58,7 @@ def _image(settings: config.Settings) -> str:
         )
     if target.exists() and target.samefile(source):
         return f"Image     {target}"
-    # Under another name first: a control plane may run from the old file, which must not change under it.
+    # Under another name first: the old file must not change under a control plane that runs from it.
     temporary = target.with_name(f"{target.name}.{os.urandom(4).hex()}.tmp")
     try:
         os.link(source, temporary)
@@ -70,7 +70,7 @@ def _image(settings: config.Settings) -> str:
 
 
 def _launcher(target: Path) -> str:
-    """Put the launcher there; a link in its place is replaced, not followed."""
+    """Write the launcher; replace a symbolic link instead of following it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.is_symlink() and _content(target) == share.file("hpk").read_bytes():
         return f"Launcher  {target}"
@@ -80,7 +80,7 @@ def _launcher(target: Path) -> str:
 
 
 def _script(settings: config.Settings, target: Path, *, is_forced: bool) -> str:
-    """Put the sbatch script there, unless the user's own edits would be lost."""
+    """Write the sbatch script, unless that would overwrite the user's edits."""
     text = share.file("hpk.sbatch").read_bytes()
     record = str(settings.state / INSTALLED)
     known = (jobdir.read_json(record) or {}).get("hpk.sbatch")

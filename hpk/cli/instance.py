@@ -1,4 +1,4 @@
-"""Which Slurm job is the control plane of a state directory, and which jobs are its pods'."""
+"""The Slurm jobs of a state directory: its control plane and its pods."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from hpk.slurm import model
 
 DEFAULT_STATE = "~/.hpk"
-"""Where a control plane that plain ``sbatch`` has queued most likely belongs."""
+"""The state directory that a control plane queued by plain ``sbatch`` most likely uses."""
 
 
 def owner(state: jobdir.State) -> ownership.Owner | None:
-    """Return the last one that wrote its name; whether it lives, Slurm knows."""
+    """Return the control plane that last wrote its name, running or not."""
     return ownership.read(Path(state.control_plane))
 
 
 def control_plane(jobs: Mapping[str, model.Job], state: jobdir.State) -> model.Job | None:
     """Return the job that is this state directory's control plane, or None.
 
-    The one that holds the directory comes first, then the first that queues.  One that is ending counts only if there
-    is no other: its successor may wait for it already.
+    The job that holds the directory comes first, then the first in the queue. An ending one counts only if there is no
+    other, because its successor may already wait.
     """
     holder = owner(state)
     holding = holder.job_id if holder else ""
@@ -36,14 +36,14 @@ def control_plane(jobs: Mapping[str, model.Job], state: jobdir.State) -> model.J
 
 
 def strangers(jobs: Mapping[str, model.Job], state: jobdir.State) -> list[model.Job]:
-    """Return control planes that have not told their directory yet; those of other directories are not among them."""
+    """Return control planes whose directory is not known yet."""
     return sorted(_related(jobs, state, Relation.UNKNOWN), key=_number)
 
 
 def expected(jobs: Mapping[str, model.Job], settings: config.Settings) -> model.Job | None:
     """Return the job that is, or most likely will be, this state directory's control plane.
 
-    Good enough to wait for, never to end it: plain ``sbatch`` does not say for which directory a job is until it runs.
+    Use it to wait for the job, never to end it: plain ``sbatch`` does not reveal a job's directory until it runs.
     """
     found = control_plane(jobs, settings.directory)
     if found is None and ownership.is_same(settings.state, Path(DEFAULT_STATE).expanduser()):
@@ -52,7 +52,7 @@ def expected(jobs: Mapping[str, model.Job], settings: config.Settings) -> model.
 
 
 def pods(jobs: Mapping[str, model.Job], state: jobdir.State) -> list[model.Job]:
-    """Return the jobs of pods that are queued or running: those whose directory is a pod's."""
+    """Return the queued or running jobs that work in a pod's directory."""
     root = Path(state.pods).resolve()
     places = {str(root), state.pods}
     return [job for job in jobs.values() if not job.state.is_over and str(Path(job.work_directory).parent) in places]

@@ -1,4 +1,4 @@
-"""``hpk kubectl``: the kubectl in hpk.sif, for hosts that have none, or that do not reach the API server's port."""
+"""``hpk kubectl``: the kubectl in hpk.sif, for hosts without one or without a direct way to the API server."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 PROGRAM = "/opt/hpk/bin/kubectl"
 ALONE = ("config", "completion", "help", "kustomize", "options", "plugin", "__complete", "__completeNoDesc")
-"""Commands that ask no server."""
+"""Commands that contact no server."""
 UNASKED = ("--dry-run=client", "--local", "--local=true")
-"""Options with which most commands ask no server, and none must."""
+"""Options with which most commands contact no server and all can do without one."""
 ELSEWHERE = ("--server", "-s", "--kubeconfig", "--cluster", "--context", "-h", "--help", "--client")
-"""Options with which the user says where to go, or that go nowhere."""
+"""Options that name another server, or need none."""
 
 
 def run(settings: config.Settings, arguments: Sequence[str]) -> NoReturn:
-    """Become kubectl: its input, output, terminal and exit code are this command's.
+    """Replace this process with kubectl.
 
     Raises:
-        errors.ApiUnavailable: This host has no way to the API server, which kubectl must ask.
-        errors.SlurmUnavailable: The gateway, which may open a way, does not answer.
+        errors.ApiUnavailable: kubectl needs the API server, and this host cannot reach it.
+        errors.SlurmUnavailable: The gateway, which may open a tunnel, does not answer.
         errors.Fatal: This is not hpk.sif.
     """
     environment = dict(os.environ)
@@ -45,7 +45,7 @@ def run(settings: config.Settings, arguments: Sequence[str]) -> NoReturn:
 
 
 def is_for_us(arguments: Sequence[str]) -> bool:
-    """Whether kubectl will ask our API server."""
+    """Return whether kubectl will contact our API server."""
     options = _options(arguments)
     words = [word for before, word in zip(["", *options], options, strict=False) if before not in ("-n", "--namespace")]
     verb = next((word for word in words if not word.startswith("-")), "")
@@ -55,17 +55,17 @@ def is_for_us(arguments: Sequence[str]) -> bool:
 
 
 def is_unasked(arguments: Sequence[str]) -> bool:
-    """Whether kubectl can do without a server; where it cannot after all, it says so itself."""
+    """Return whether kubectl can do without a server; if not, kubectl itself reports it."""
     return any(word in UNASKED for word in _options(arguments))
 
 
 def _options(arguments: Sequence[str]) -> list[str]:
-    """Return the words for kubectl itself; those after -- are for a pod."""
+    """Return kubectl's own words; those after -- are for a pod."""
     return list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
 
 
 def _led(settings: config.Settings) -> dict[str, str]:
-    """Return what leads kubectl to the API server, if its kubeconfig does not."""
+    """Return the variables that point kubectl to the API server, if its kubeconfig does not."""
     way = asyncio.run(_way(settings))
     if not way.by and kubeconfig.current()[1] == way.server:
         return {}

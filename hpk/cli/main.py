@@ -1,4 +1,4 @@
-"""``hpk``: every command's options and help; what a command does is in its own module, imported when it is called."""
+"""The options and help of every ``hpk`` command; each command's module is imported when it is called."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def main() -> int:
 
     0 is success, 1 an error, 2 wrong usage, 3 (``status``) not running, 75 an error that may pass, 130 Ctrl-C.
     """
-    from hpk import errors  # noqa: PLC0415 - late, as all in here: --help must be quick
+    from hpk import errors  # noqa: PLC0415 - late, like all imports below: --help must be quick
 
     try:
         code: Any = app(standalone_mode=False)
-        sys.stdout.flush()  # at the interpreter's end a refusal would be a riddle
+        sys.stdout.flush()  # a failure at the interpreter's exit could not be reported
     except errors.Retryable as error:
         _say(str(error))
         return RETRYABLE
@@ -50,7 +50,7 @@ def main() -> int:
     except OSError as error:
         return _say_of_files(error)
     except Exception as error:
-        # Typer's usage errors know how to show themselves.
+        # Typer's usage errors can print themselves.
         if callable(show := getattr(error, "show", None)):
             show()
             return int(getattr(error, "exit_code", 2))
@@ -63,30 +63,30 @@ def _say(text: str) -> None:
 
 
 def _say_of_files(error: OSError) -> int:
-    """Print what a file system refused, such as a home that is full; raise what is no file system's."""
+    """Print a file system's refusal, such as a full home; raise any other error."""
     from hpk.controlplane import placement  # noqa: PLC0415
 
-    if isinstance(error, BrokenPipeError):  # whoever read our output has gone; the same code as Typer's own
+    if isinstance(error, BrokenPipeError):  # the reader of our output has gone; Typer uses the same code
         _give_up_output()
         return 1
     advice = placement.advice(error)
     if not advice and error.filename is None:
         raise error
     if error.filename is None:
-        _give_up_output()  # it may be what was refused
+        _give_up_output()  # standard output may be what failed
     where = f"{error.filename}: " if error.filename is not None else ""
     _say(f"Cannot go on: {where}{error.strerror}{advice}")
     return RETRYABLE if advice else 1
 
 
 def _give_up_output() -> None:
-    """Have nothing more said on standard output, not even what waits."""
+    """Discard all further standard output, including what is buffered."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say_all(error: BaseException) -> int:
-    """Print the leaves of an exception group that are for users; raise it if others are in it."""
+    """Print the group's errors that are for users; raise it if it has others."""
     from hpk import errors  # noqa: PLC0415
 
     if isinstance(error, BaseExceptionGroup):
@@ -206,7 +206,7 @@ def kubectl() -> None:
     """Run the kubectl that is in hpk.sif, as in: hpk kubectl get pods."""
     from hpk.cli import kubectl as command  # noqa: PLC0415
 
-    # Not the context's: a parser would eat the first "--".
+    # Not context.args: a parser would drop the first "--".
     command.run(_settings(), sys.argv[sys.argv.index("kubectl") + 1 :])
 
 

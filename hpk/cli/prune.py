@@ -25,7 +25,7 @@ STAYED = "in use again, or the file system refused"
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image, and the directory in which it is: another may have one of the same names and digest."""
+    """An image and its directory; another directory may hold the same name and digest."""
 
     found: collect.Found
     directory: Path
@@ -33,7 +33,7 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What went, or would go, and what stays and why; ``root`` is the directory of images that the settings name."""
+    """The images removed, or to be removed, and those kept with the reason; ``root`` is the settings' directory."""
 
     root: Path
     gone: list[Image]
@@ -49,7 +49,7 @@ def run(
     also_pinned: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Remove the images, or say which would be; returns 0.
+    """Remove the images, or print which would be removed; return 0.
 
     Raises:
         errors.Fatal: The directory of images cannot be read.
@@ -97,7 +97,7 @@ def why(image: collect.Found, *, also_pinned: bool) -> str:
 
 
 def lines(outcome: Outcome) -> list[str]:
-    """Return what a person reads."""
+    """Return the lines for people."""
     verb = "would remove" if outcome.is_dry else "removed"
     found = [f"{verb}  {_line(image, outcome)}  (last used {_day(image.found)})" for image in outcome.gone]
     found += [f"kept  {_line(image, outcome)}  ({reason})" for image, reason in outcome.kept]
@@ -106,7 +106,7 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """Return what a program reads."""
+    """Return the object for programs."""
 
     def one(image: Image) -> dict[str, Any]:
         used = datetime.fromtimestamp(image.found.used_at, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -127,7 +127,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _line(image: Image, outcome: Outcome) -> str:
-    """Return its names and size; of a name that is in two directories, one is said to be in the other."""
+    """Return the image's names and size, and its directory if that is not the settings' one."""
     name = ", ".join(image.found.names) or image.found.key.replace("-", ":", 1)
     where = "" if image.directory == outcome.root else f" in {image.directory}"
     return f"{name}{where}  {_size(image.found.size_bytes)}"

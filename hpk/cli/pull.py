@@ -1,4 +1,4 @@
-"""``hpk pull``: have images converted before pods ask for them, from where the registry can be reached."""
+"""``hpk pull``: convert images before pods need them, on a host that reaches the registry."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from hpk.images import image
 
 AUTH_FILES = ("~/.docker/config.json", "~/.apptainer/docker-config.json")
-"""Where `docker login` and `apptainer registry login` write."""
+"""The files that `docker login` and `apptainer registry login` write."""
 
 
 async def run(settings: config.Settings, *, names: Sequence[str], auth_file: Path | None) -> int:
-    """Pull each image and print its digest and size; 0 if all are there.
+    """Pull each image and print its digest and size; return 0 if all succeeded, else 1.
 
     Raises:
         errors.Fatal: The file with credentials cannot be read.
-        errors.SlurmUnavailable: The gateway does not answer, which knows how pods' images are kept here.
+        errors.SlurmUnavailable: The gateway, which knows how pods' images are kept here, does not answer.
     """
     serve.configure_logging("warning", sys.stderr)
     login = credentials(auth_file)
@@ -52,17 +52,17 @@ async def run(settings: config.Settings, *, names: Sequence[str], auth_file: Pat
 
 
 def line(found: image.Image) -> str:
-    """What there is now: name, digest, size, and whether anything was fetched."""
+    """Return the image's name, digest and size, and whether anything was fetched."""
     digest = found.image_id.rpartition("@")[2]
     how = f"pulled in {found.seconds:.1f} s" if found.was_pulled else "up to date"
     return f"{found.reference}  {digest}  {found.size_bytes / 1e6:.1f} MB  ({how})"
 
 
 def credentials(auth_file: Path | None) -> dict[str, Any] | None:
-    """The Docker config that is named, else the first that there is.
+    """Return the named Docker config, else the first one that exists.
 
     Raises:
-        errors.Fatal: It is not JSON, or the named one is not there.
+        errors.Fatal: It is not a Docker config, or the named file does not exist.
     """
     candidates = [auth_file] if auth_file else [Path(name).expanduser() for name in AUTH_FILES]
     for path in candidates:
@@ -84,8 +84,8 @@ def credentials(auth_file: Path | None) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _spinner(text: str) -> Iterator[None]:
-    """Show that something happens, and for how long; on a terminal only."""
-    from rich import console, live, spinner  # noqa: PLC0415 - only those who wait pay for it
+    """Show progress and the elapsed time, on a terminal only."""
+    from rich import console, live, spinner  # noqa: PLC0415 - slow to import
     from rich import text as rich_text  # noqa: PLC0415
 
     screen = console.Console(stderr=True)

@@ -1,4 +1,4 @@
-"""How this host reaches the API server: straight, or, where its port is filtered, by a tunnel through Slurm or ssh."""
+"""The way from this host to the API server: direct, or by a tunnel through Slurm or ssh if its port is filtered."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Way:
 
     Attributes:
         server: The URL to use on this host.
-        direct: The API server's own.
-        by: ``srun`` or ``ssh`` where it is a tunnel.
-        host: The control plane's.
-        job_id: The control plane's.
+        direct: The API server's own URL.
+        by: ``srun`` or ``ssh`` for a tunnel, else empty.
+        host: The control plane's host.
+        job_id: The control plane's job.
     """
 
     server: str
@@ -49,10 +49,10 @@ class Way:
 
 
 async def find(settings: config.Settings, slurm: client.Slurm) -> Way:
-    """The best way from this host; opens a tunnel in the background if there is none and no other way.
+    """Return the best way from this host; open a tunnel in the background if that is the only one.
 
     Raises:
-        errors.ApiUnavailable: There is no way, or no control plane; says what was tried.
+        errors.ApiUnavailable: There is no way, or no control plane; the message says what was tried.
         errors.SlurmUnavailable: The gateway does not answer.
     """
     direct = url(settings)
@@ -68,13 +68,12 @@ async def find(settings: config.Settings, slurm: client.Slurm) -> Way:
 
 
 async def through(settings: config.Settings, slurm: client.Slurm, *, port: int = 0, is_held: bool = False) -> Way:
-    """A tunnel: the one that serves already, or a new one.
+    """Return the existing tunnel or a new one.
 
-    Its port is on this host's loopback; 0 takes the API server's own, if that is free here. One that is held ends with
-    the gateway, not when it is idle.
+    Its port is on the loopback; 0 takes the API server's own, if free. A held one ends with the gateway, not when idle.
 
     Raises:
-        errors.ApiUnavailable: There can be none; says why.
+        errors.ApiUnavailable: No tunnel can be made; the message says why.
         errors.SlurmUnavailable: The gateway does not answer.
     """
     options = [f"--state={settings.state.absolute()}", f"--port={port}"]
@@ -91,12 +90,12 @@ async def through(settings: config.Settings, slurm: client.Slurm, *, port: int =
 
 
 def has_tunnel(settings: config.Settings) -> bool:
-    """Whether one serves on this host, as far as its record tells."""
+    """Return whether this host has a tunnel, according to its record."""
     return Path(protocol.tunnel_record(str(settings.state))).exists()
 
 
 def url(settings: config.Settings) -> str:
-    """The API server's, as the control plane wrote it down.
+    """Return the API server's URL as the control plane recorded it.
 
     Raises:
         errors.ApiUnavailable: It has not.
@@ -105,16 +104,16 @@ def url(settings: config.Settings) -> str:
 
 
 def overlay(settings: config.Settings, way: Way) -> Path:
-    """A kubeconfig that leads kubectl this way if it stands before the user's own; this host's own file.
+    """Write this host's kubeconfig, which takes kubectl this way if it precedes the user's own; return its path.
 
-    On a home without room it is beside the gateway, and goes with that: kubectl is what makes room in a cluster.
+    If the home is full, it goes beside the gateway and ends with that, because kubectl is needed to make room.
     """
     cluster = {"name": kubeconfig.NAME, "cluster": _cluster(settings) | {"server": way.server}}
     text = yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "clusters": [cluster]}).encode()
     path = Path(settings.directory.endpoint_directory) / f"kubeconfig-{socket.gethostname()}"
     try:
         jobdir.make_directory(str(path.parent))
-        # Anew each time: the launcher trusts one that is newer than the control plane.
+        # Rewritten each time: the launcher trusts one that is newer than the control plane.
         jobdir.write_bytes(str(path), text, is_durable=False)
     except OSError:
         beside = settings.gateway.parent if settings.gateway else None
@@ -124,20 +123,20 @@ def overlay(settings: config.Settings, way: Way) -> Path:
 
 
 async def refusal(server: str) -> str:
-    """Why nothing answers at this URL; empty if something does."""
+    """Return why nothing answers at this URL; empty if something does."""
     place = urlsplit(server)
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(place.hostname, place.port), DIRECT_SECONDS)
     except TimeoutError:
         return f"no answer in {DIRECT_SECONDS:.0f} s"
     except OSError as error:
-        return os.strerror(error.errno) if error.errno else str(error)  # asyncio puts words of its own into strerror
+        return os.strerror(error.errno) if error.errno else str(error)  # asyncio changes strerror
     writer.close()
     return ""
 
 
 async def is_filtered(host: str) -> bool:
-    """Whether connections to a host's ports vanish: one on which nobody listens refuses them, if they arrive."""
+    """Return whether connections to a host's ports vanish; a port where nobody listens would refuse them."""
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, UNUSED_PORT), DIRECT_SECONDS)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""``hpk serve``: what hpk.sbatch runs inside its container."""
+"""``hpk serve``: the program that hpk.sbatch runs in its container."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpk import errors, jobdir, missing
 from hpk.aio import descriptors, output
 from hpk.controlplane import ending
 
-with missing.Without("rich"):  # 3 MiB for a console that a job does not have
+with missing.Without("rich"):  # saves 3 MiB: a job has no console
     import structlog
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def run(load: Callable[[], config.Settings]) -> int:
-    """Run until a signal asks for the end, and return the exit code (:mod:`hpk.controlplane.ending`)."""
+    """Run until a signal ends it; return the exit code (:mod:`hpk.controlplane.ending`)."""
     descriptors.raise_limit()
     faulthandler.enable(file=2)
     node = Path(tempfile.gettempdir()) / "hpk.log"
@@ -44,7 +44,7 @@ def run(load: Callable[[], config.Settings]) -> int:
     try:
         configure_logging(settings.log_level, cast("TextIO", out))
         _serve(settings)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told and has an exit code
+    except BaseException as error:  # noqa: BLE001 - every error is reported and has an exit code
         end = ending.of(error)
         if end.code == ending.BROKEN:
             out.write("".join(traceback.format_exception(error)))
@@ -59,15 +59,15 @@ def _serve(settings: config.Settings) -> None:
         jobdir.make_directory(settings.directory.control_plane)
     except OSError as error:
         raise errors.Retryable(f"Cannot make {settings.directory.control_plane}: {error.strerror}") from error
-    from hpk import app  # noqa: PLC0415 - after logging is set up, so that every logger has its shape
+    from hpk import app  # noqa: PLC0415 - after logging is configured, so that every logger uses it
 
-    # What imports made stays for ever: no collection needs to look at it again.
+    # Imported objects stay for ever; keep them out of collections.
     gc.freeze()
     asyncio.run(app.serve(settings))
 
 
 def configure_logging(level: str, out: TextIO) -> None:
-    """Have loggers write one line an event: time, level, message, key=value."""
+    """Make loggers write one line per event: time, level, message, key=value."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -1,4 +1,4 @@
-"""Where the files are that go into a user's home."""
+"""The data files that are installed into a user's home."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpk import errors
 
 
 def file(name: str) -> Path:
-    """The file of this name: in hpk.sif, beside an installed package, or in the source tree.
+    """Return the file of this name in hpk.sif, beside an installed package, or in the source tree.
 
     Raises:
         errors.Fatal: It is in none of these.

@@ -20,7 +20,7 @@ NOT_RUNNING = 3
 
 
 async def run(settings: config.Settings) -> int:
-    """Print what there is; 0 if the node is Ready, 3 if no control plane runs, else 1."""
+    """Print the state; return 0 if the node is Ready, 3 if no control plane runs, else 1."""
     with host.slurm(settings) as slurm:
         jobs = await slurm.jobs()
         job = instance.expected(jobs, settings)
@@ -77,7 +77,7 @@ def _cluster_lines(look: cluster.Look, settings: config.Settings) -> list[str]:
 
 
 def _last_end(jobs: Mapping[str, model.Job], settings: config.Settings) -> str:
-    """Why the last control plane ended: its own word or hpk.sbatch's, else Slurm's; empty if nobody says."""
+    """Return why the last control plane ended, by its own record or hpk.sbatch's, else Slurm's; empty if unknown."""
     directory = Path(settings.directory.control_plane)
     told = ending.told(directory)
     owner = ownership.read(directory)
@@ -88,7 +88,6 @@ def _last_end(jobs: Mapping[str, model.Job], settings: config.Settings) -> str:
 
 
 def _span(seconds: float) -> str:
-    """A duration for people: two units."""
     minutes = max(0, int(seconds)) // 60
     days, hours = minutes // 1440, minutes // 60 % 24
     if days:

@@ -1,4 +1,4 @@
-"""``hpk up``: submit hpk.sbatch, and show how it gets on until the node is Ready."""
+"""``hpk up``: submit hpk.sbatch and show progress until the node is Ready."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from hpk.slurm import client, model
 
 LOOK_SECONDS = 0.25
-"""Pause between looks at the state directory, which cost nobody anything."""
+"""Pause between looks at the state directory, which are cheap."""
 FIRST_QUESTION_SECONDS = 1.0
 LAST_QUESTION_SECONDS = 15.0
 UNREACHABLE_SECONDS = 20.0
-"""How long the API server may be unreachable from here once it has said that it is ready."""
+"""How long the API server may be unreachable from here after it reported ready."""
 LOG_LINES = 15
 KEPT_LOGS = 10
-"""Outputs of earlier control planes' jobs that stay in the state directory."""
+"""The number of earlier control planes' job outputs kept in the state directory."""
 
 
 async def run(settings: config.Settings, *, script: Path | None, options: Sequence[str], is_waiting: bool) -> int:
@@ -74,7 +74,7 @@ async def _submit(
         why = f"{error.strerror}{placement.advice(error)}"
         raise errors.Fatal(f"Cannot make {settings.state}: {why}") from error
     _forget_old_logs(settings)
-    # A job whose output has no room could not say so.
+    # A job without room for its output could not report that.
     await asyncio.to_thread(placement.measure, settings.state)
     comment = ownership.comment(settings.state.absolute())
     named = [f"--output={log(settings)}", f"--comment={comment}"]
@@ -82,7 +82,7 @@ async def _submit(
 
 
 def _forget_old_logs(settings: config.Settings) -> None:
-    """Keep the last outputs of control planes' jobs only; each may have some megabytes."""
+    """Delete all but the last outputs of control planes' jobs; each may have some megabytes."""
     with contextlib.suppress(OSError):
         logs = sorted(settings.state.glob("hpk-*.log"), key=lambda path: path.stat().st_mtime)
         for path in logs[:-KEPT_LOGS]:
@@ -90,7 +90,7 @@ def _forget_old_logs(settings: config.Settings) -> None:
 
 
 def read(script: Path | None) -> str:
-    """The sbatch script: the one that is named, the user's own, or the one that came with the program."""
+    """Return the text of the named sbatch script, else the user's own, else the bundled one."""
     if script is None:
         own = Path("~/hpk.sbatch").expanduser()
         script = own if own.exists() else share.file("hpk.sbatch")
@@ -101,12 +101,12 @@ def read(script: Path | None) -> str:
 
 
 def log(settings: config.Settings) -> Path:
-    """Where the control plane's job writes, as sbatch wants it."""
+    """Return the path of the control plane job's output, with sbatch's pattern."""
     return settings.state / "hpk-%j.log"
 
 
 def _stamp(settings: config.Settings) -> int | None:
-    """Changes when the control plane gives out its kubeconfig, which it does when the node is there."""
+    """Return a value that changes when the control plane publishes its kubeconfig, once the node exists."""
     try:
         return os.stat(settings.directory.kubeconfig).st_mtime_ns  # noqa: PTH116 - jobdir's paths are strings
     except OSError:
@@ -114,7 +114,7 @@ def _stamp(settings: config.Settings) -> int | None:
 
 
 class Watch:
-    """Looks at the state directory often and asks Slurm seldom, until the node is Ready or the job is over."""
+    """A wait for the node to be Ready or the job to be over; it polls the state directory often and Slurm seldom."""
 
     def __init__(self, settings: config.Settings, slurm: client.Slurm, *, job_id: str, stamp: int | None) -> None:
         self._settings = settings
@@ -128,8 +128,8 @@ class Watch:
         self._job: model.Job | None = None
 
     async def until_ready(self) -> int:
-        """Show what it waits for; 0 when the node is Ready."""
-        from rich import console  # noqa: PLC0415 - only those who wait pay for it
+        """Show progress until the node is Ready; return 0."""
+        from rich import console  # noqa: PLC0415 - slow to import
 
         screen = console.Console(stderr=True)
         with screen.status("Waiting for Slurm") as spinner:
@@ -172,7 +172,7 @@ class Watch:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _ask(self) -> None:
-        """Ask Slurm, less and less often; silence changes nothing."""
+        """Ask Slurm with growing pauses; silence changes nothing."""
         self._pause = min(self._pause * 1.5, LAST_QUESTION_SECONDS)
         self._ask_at = time.monotonic() + self._pause
         try:
@@ -198,7 +198,6 @@ class Watch:
             )
 
     async def _tail(self) -> str:
-        """The end of the job's output, which says what went wrong."""
         try:
             path = await self._slurm.output(self._job_id) or str(log(self._settings)).replace("%j", self._job_id)
             lines = (await asyncio.to_thread(Path(path).read_text, errors="replace")).splitlines()[-LOG_LINES:]
@@ -208,7 +207,7 @@ class Watch:
 
 
 def waiting(job: model.Job) -> str:
-    """Why the job is not there yet, in a user's words."""
+    """Return why the job is not running yet, worded for users."""
     if job.state.is_queued:
         reason = f" ({job.reason})" if job.reason else ""
         since = f", expected {time.strftime('%H:%M', time.localtime(job.start_time))}" if job.start_time else ""
