@@ -1,1 +1,1 @@
-"""From an image reference in a pod to a local squashfs file and its config."""
+"""Images: from the reference in a pod to a local squashfs file and its config."""

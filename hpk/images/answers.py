@@ -1,8 +1,4 @@
-"""Read what a registry answers: no body is believed or read without end, and faults are told in its own words.
-
-What a registry or the network does wrong leaves here as an error of :mod:`hpk.errors`, in containerd's words, so that
-users recognise it.
-"""
+"""Registries' responses, read with a bound on their size; faults become :mod:`hpk.errors` with containerd's texts."""
 
 from __future__ import annotations
 
@@ -23,14 +19,14 @@ if TYPE_CHECKING:
     from hpk.images import reference
 
 BUSY: Final = (408, 425, 429, 500, 502, 503, 504)
-"""Statuses that say: later."""
+"""Status codes that ask to retry later."""
 LONGEST: Final = 64 << 10
-"""Bytes of an answer that is no part of an image."""
+"""Most bytes of a response that is no part of an image."""
 
 
 @contextlib.contextmanager
 def told(what: str) -> Iterator[None]:
-    """Put what was tried before an error's text; its class and its reason stay."""
+    """Prefix an error's text with what was tried; keep its class and its reason."""
     try:
         yield
     except errors.ImageRefused as error:
@@ -40,7 +36,7 @@ def told(what: str) -> Iterator[None]:
 
 
 async def check(response: aiohttp.ClientResponse, *, wanted: reference.Reference) -> None:
-    """Raise what a status other than 200 means, with the registry's own words."""
+    """Raise the error for a status other than 200, with the registry's own message."""
     if response.status == 200:  # noqa: PLR2004 - OK
         return
     answer = await explanation(response)
@@ -54,7 +50,7 @@ async def check(response: aiohttp.ClientResponse, *, wanted: reference.Reference
 
 
 async def explanation(response: aiohttp.ClientResponse) -> str:
-    """Status and the registry's explanation, if it gave one, in one line."""
+    """Return the status and the registry's explanation, if there is one, in one line."""
     status = f"{response.status} {response.reason or ''}".strip()
     try:
         body = await response.content.read(LONGEST)
@@ -69,7 +65,7 @@ async def explanation(response: aiohttp.ClientResponse) -> str:
 
 
 async def whole(response: aiohttp.ClientResponse, *, limit: int) -> bytes:
-    """The body.
+    """Return the body.
 
     Raises:
         errors.ImageRefused: It is longer than limit bytes.
@@ -87,7 +83,7 @@ async def whole(response: aiohttp.ClientResponse, *, limit: int) -> bytes:
 
 
 def compare(digest: str, body: bytes) -> None:
-    """Raise `lied` if the body is not what the digest says."""
+    """Raise :func:`lied` if the body does not have the digest."""
     algorithm = digest.partition(":")[0]
     actual = f"{algorithm}:{hashlib.new(algorithm, body).hexdigest()}"
     if actual != digest:
@@ -95,12 +91,12 @@ def compare(digest: str, body: bytes) -> None:
 
 
 def lied(digest: str, actual: str) -> errors.ImageRefused:
-    """The error for what hashes to another digest than it was asked for by."""
+    """Return the error for content with a digest other than the one requested."""
     return errors.ImageRefused(f"the registry is damaged or lies: asked for {digest}, it sent {actual}")
 
 
 def retry_after(text: str) -> float | None:
-    """Seconds from a Retry-After header, which is a number or a date; None if there is none."""
+    """Return the seconds of a Retry-After header, which is a number or a date; None if there is none."""
     if text.isdecimal():
         return float(text)
     try:
@@ -113,5 +109,5 @@ def retry_after(text: str) -> float | None:
 
 
 def why(error: BaseException) -> str:
-    """What the network did, for some of its errors have no text."""
+    """Describe a network error; some have no text."""
     return "timeout" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

@@ -1,6 +1,6 @@
-"""Read a layer: a tar file, by whatever it is compressed with, as the entries that :mod:`hpk.images.layers` merges.
+"""A layer, a tar file with any compression, as the entries that :mod:`hpk.images.layers` merges.
 
-Whoever built the image chose every byte.  What is no tar file, or a harmful one, is a `layers.BadLayer`.
+Whoever built the image chose every byte. Anything that is not a tar file, or a harmful one, is a `layers.BadLayer`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 ENCODING: Final = "utf-8"
 ERRORS: Final = "surrogateescape"
-"""Names and attributes are bytes, and stay what they are."""
+"""Names and attributes are bytes and are kept unchanged."""
 XATTR: Final = "SCHILY.xattr."
 
 _CHUNK: Final = 1 << 20
-_TAR_BUFFER: Final = 32 << 10  # tarfile copies what is left of it after each header: small beats big, measured
+_TAR_BUFFER: Final = 32 << 10  # tarfile copies the remainder after each header: small is faster, measured
 _UNWANTED_XATTRS: Final = ("user.overlay.", "user.fuseoverlayfs.", "security.selinux", "security.ima", "security.evm")
-"""Attributes that would mean something to the overlay above the image, or only on the host that built it."""
+"""Attributes that have a meaning to the overlay above the image, or only on the host that built it."""
 _KINDS: Final = {
     tarfile.DIRTYPE: "directory",
     tarfile.SYMTYPE: "symlink",
@@ -37,7 +37,7 @@ _KINDS: Final = {
     **dict.fromkeys(tarfile.REGULAR_TYPES, "file"),
 }
 _LATEST: Final = (1 << 32) - 1
-"""The last second that squashfs knows."""
+"""Seconds; squashfs has 32 bits for them."""
 _EXTENSIONS: Final = frozenset(
     (
         tarfile.XHDTYPE,
@@ -47,7 +47,7 @@ _EXTENSIONS: Final = frozenset(
         tarfile.GNUTYPE_LONGLINK,
     )
 )
-"""Headers whose content is read into memory."""
+"""Headers with a content that tarfile reads into memory."""
 
 # Public names of tarfile that its type stubs lack.
 _END: Final = vars(tarfile)["EOFHeaderError"]
@@ -56,15 +56,15 @@ _DAMAGED: Final = (vars(tarfile)["InvalidHeaderError"], vars(tarfile)["Truncated
 
 
 class ToolMissing(Exception):
-    """A program is not installed; the text is fit for the user."""
+    """A program is not installed; the text is for the user."""
 
 
 def entries(file: str, *, has_one_owner: bool, count: bounds.Count) -> Iterator[layers.Entry]:
     """Yield the layer's members.
 
     Raises:
-        layers.BadLayer: It is damaged, or holds more than an image may have.
-        ToolMissing: It is compressed with zstd, and that is not installed.
+        layers.BadLayer: The layer is damaged, or exceeds a bound.
+        ToolMissing: The layer is compressed with zstd, which is not installed.
     """
     count.layer()
     with members(file) as archive:
@@ -98,14 +98,14 @@ def _xattrs(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def numbered(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield all members; the archive forgets them again, or a big layer would fill the memory twice."""
+    """Yield all members without keeping them in the archive: those of a big layer would fill the memory twice."""
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined] # not in the stubs, documented in tarfile's own source
         yield member
 
 
 class _NoGlobals(dict[str, str]):
-    """Global extended headers, which are read and not applied: as containerd, which passes them over."""
+    """Global extended headers, which are read and not applied, as in containerd."""
 
     def __setitem__(self, key: str, value: str) -> None:
         pass
@@ -115,7 +115,7 @@ class _NoGlobals(dict[str, str]):
 
 
 class _Strict(tarfile.TarInfo):
-    """Headers as tarfile reads them, but a damaged one is an error: tarfile takes it for the archive's end."""
+    """A header that is an error if damaged: tarfile would take it for the archive's end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -138,7 +138,7 @@ class _Strict(tarfile.TarInfo):
 
 @contextlib.contextmanager
 def members(file: str) -> Iterator[tarfile.TarFile]:
-    """The layer as a tar stream, by whatever it is compressed with: its first bytes say, not its media type."""
+    """Open the layer as a tar stream; its first bytes, not its media type, tell the compression."""
     with Path(file).open("rb") as raw, _decompressed(raw) as plain:
         try:
             with tarfile.open(
@@ -170,7 +170,7 @@ def _decompressed(raw: io.BufferedReader) -> Iterator[IO[bytes]]:
 
 
 class _Inflated(io.RawIOBase):
-    """The plain bytes of a gzip file of any number of members; three times as fast as the gzip module on 3.11."""
+    """The plain bytes of a gzip file with any number of members; three times as fast as the gzip module of 3.11."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -197,7 +197,7 @@ class _Inflated(io.RawIOBase):
 
 
 WINDOW: Final = "--long=27"
-"""128 MiB, which is what zstd itself uses at most unless told otherwise (RFC 8878 asks readers for 8 MiB)."""
+"""128 MiB, zstd's own default maximum (RFC 8878 asks readers for 8 MiB)."""
 
 
 @contextlib.contextmanager

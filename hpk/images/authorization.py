@@ -1,4 +1,4 @@
-"""Say to a registry who we are, when it asks: by a token that its realm gives, or by the password itself.
+"""Authentication to a registry, with a token from its realm or with the password itself.
 
 Source: https://distribution.github.io/distribution/spec/auth/, on HTTP's own challenges (RFC 9110, section 11).
 """
@@ -25,27 +25,27 @@ _CHALLENGE: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Which repository is spoken to, and as whom (None: anonymously); a key of caches, so the two never mix."""
+    """A repository and who accesses it (None: anonymous). It is a key of caches, so that users never share an entry."""
 
     reference: reference.Reference
     login: credentials.Credentials | None = None
 
     @property
     def repository(self) -> tuple[str, credentials.Credentials | None]:
-        """What a token is good for."""
+        """The scope of a token."""
         return self.reference.name, self.login
 
 
 class Send(Protocol):
-    """Makes a request, as :meth:`aiohttp.ClientSession.request`."""
+    """Makes a request, like :meth:`aiohttp.ClientSession.request`."""
 
     async def __call__(self, method: str, url: str, **options: Any) -> aiohttp.ClientResponse:
-        """The response, whatever its status."""
+        """Return the response, whatever its status."""
         ...
 
 
 class Authorizer:
-    """Makes requests as whom they are for; what met a repository's challenge is remembered, never for another user."""
+    """Makes authenticated requests; remembers each user's answer to a repository's challenge."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -54,7 +54,7 @@ class Authorizer:
     async def request(
         self, method: str, url: str, *, access: Access, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
-        """The response, after the registry's challenge was met if there was one; 401 if it could not be met."""
+        """Return the response, after answering the registry's challenge if there was one; 401 if that failed."""
         known = self._known.get(access.repository)
         response = await self._send(method, url, headers={**headers, **_authorization(known)})
         if response.status != 401:  # noqa: PLR2004 - Unauthorized
@@ -68,7 +68,7 @@ class Authorizer:
         return await self._send(method, url, headers={**headers, **_authorization(fresh)})
 
     async def _meet(self, challenge: str, *, url: str, access: Access) -> str:
-        """The Authorization header that answers the challenge; empty if nothing can."""
+        """Return the Authorization header that answers the challenge; empty if there is none."""
         scheme, _, rest = challenge.partition(" ")
         parameters = dict(_CHALLENGE.findall(rest))
         known = access.login

@@ -1,7 +1,7 @@
-"""What an image may take of the machine that converts it, whoever made it.
+"""Bounds on what an image may use of the machine that converts it.
 
-The converter is a process of its own: what it reads is bounded here, and what it takes by the kernel (setrlimit(2)).
-Nothing that an image holds can end the kubelet, and what was exceeded is in the error.
+The converter is a separate process: what it reads is bounded here, and what it uses by the kernel (setrlimit(2)).
+No image can end the kubelet, and the error says which bound was exceeded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 LONGEST_HEADER_BYTES = 1 << 20
 """One extended header of a tar file; the limit of Go's archive/tar, and so of containerd (maxSpecialFileSize)."""
-MOST_ID = (1 << 32) - 2
-"""The largest uid or gid that Linux has."""
+MOST_ID = (1 << 32) - 2  # of Linux
 KILLED_FIRST_SCORE = 500
-"""Added to oom_score_adj: where memory runs short the converter goes, not the API server beside it."""
+"""Added to oom_score_adj: if memory runs short, the kernel kills the converter, not the API server beside it."""
 
 
 class Bounds(NamedTuple):
-    """What an image may have, all of its layers together."""
+    """The bounds on all layers of an image together."""
 
     layers: int = 1000
     """containerd's overlayfs mounts some hundreds, Docker builds 127."""
@@ -34,22 +33,22 @@ class Bounds(NamedTuple):
     header_bytes: int = 256 << 20
     """Names, targets of links and extended attributes."""
     content_bytes: int = 256 << 30
-    """Unpacked."""
+    """Size of the unpacked files."""
     memory_bytes: int = 1 << 30
-    """Of the converter's memory; a member takes 1 KiB of it."""
+    """Memory of the converter; a member takes 1 KiB of it."""
     cpu_seconds: int = 3600
-    """Of one process; 100 GiB take a quarter of that."""
+    """CPU time of one process; 100 GiB take a quarter of that."""
 
 
 DEFAULT = Bounds()
 
 
 class TooMuch(layers.BadLayer):
-    """An image exceeds a bound; the text says which, and how much is allowed."""
+    """An image exceeds a bound; the text says which bound and its value."""
 
 
 class Count:
-    """Counts what the layers of an image hold."""
+    """Counts the content of an image's layers."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -60,13 +59,12 @@ class Count:
         self._plain_bytes = 0
 
     def member(self, entry: layers.Entry, *, plain_bytes: int) -> None:
-        """Add a member.
+        """Add a member, a sparse file with its full size.
 
-        A sparse file counts with its full size. `plain_bytes` is how far the layer's unpacked stream has been read,
-        headers included.
+        `plain_bytes` is the position in the layer's unpacked stream, headers included.
 
         Raises:
-            TooMuch: That is more than an image may have.
+            TooMuch: The image exceeds a bound.
         """
         bounds = self._bounds
         self._members += 1
@@ -85,10 +83,10 @@ class Count:
 
 
 def check_layers(sizes: Sequence[int], bounds: Bounds = DEFAULT) -> None:
-    """Look at what the registry announces, before any of it is fetched.
+    """Check the sizes that the registry announces, before anything is fetched.
 
     Raises:
-        TooMuch: That is more than an image may have.
+        TooMuch: The image exceeds a bound.
     """
     if len(sizes) > bounds.layers:
         raise TooMuch(f"the image has {len(sizes)} layers (at most {bounds.layers})")
@@ -97,19 +95,19 @@ def check_layers(sizes: Sequence[int], bounds: Bounds = DEFAULT) -> None:
 
 
 def too_much_memory(bounds: Bounds) -> str:
-    """Return what is said when there was not enough memory."""
+    """Return the message for a conversion that ran out of memory."""
     return f"the image cannot be converted with {_mebibytes(bounds.memory_bytes)} of memory"
 
 
 def too_much_time(bounds: Bounds) -> str:
-    """Return what is said when the kernel has ended the converter for the time it took."""
+    """Return the message for a converter that the kernel ended for its CPU time."""
     return f"the image cannot be converted within {bounds.cpu_seconds} s of CPU time"
 
 
 def confine(bounds: Bounds) -> None:
-    """Have the kernel bound this process and its children; limits that are lower already stay.
+    """Limit this process and its children; keep limits that are lower already.
 
-    Source: setrlimit(2).  A process beyond its CPU time gets SIGXCPU, a file beyond its size is EFBIG.
+    Source: setrlimit(2). A process that exceeds its CPU time gets SIGXCPU, a file that is too large EFBIG.
     """
     for kind, most in (
         (resource.RLIMIT_AS, bounds.memory_bytes),
@@ -120,14 +118,14 @@ def confine(bounds: Bounds) -> None:
         soft, hard = resource.getrlimit(kind)
         lowest = min(limit for limit in (most, soft, hard) if limit != resource.RLIM_INFINITY)
         resource.setrlimit(kind, (lowest, hard))
-    with contextlib.suppress(OSError, ValueError):  # a favour to others, no more
+    with contextlib.suppress(OSError, ValueError):  # it only protects others
         score = Path("/proc/self/oom_score_adj")
         score.write_text(str(min(1000, int(score.read_text()) + KILLED_FIRST_SCORE)))
 
 
 @contextlib.contextmanager
 def no_bound_on_memory() -> Iterator[None]:
-    """Lift the bound on memory for a child that is started meanwhile: what that takes follows from what it is sent."""
+    """Lift the bound on memory for a child that is started meanwhile, whose use follows from its input."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     try:

@@ -1,18 +1,17 @@
-"""The directory of converted images: what is there, by manifest digest and by reference.  Blocking, for threads.
+"""The directory of converted images, by manifest digest and by reference. Its functions block: call them in threads.
 
 ::
 
     sha256-<digest>.sqfs    the root file system of the manifest with this digest
-    sha256-<digest>.json    its size and config; written last, so its presence means that the image is whole
-    sha256-<digest>.used    empty; its time is when the image was last used
-    references/<hash>.json  one reference: the digest that its registry gave, and the manifest that was chosen;
-                            of an image that was pulled by its tag there are two, by the tag and by the digest
+    sha256-<digest>.json    its size and config; written last, so its presence means that the image is complete
+    sha256-<digest>.used    empty; its mtime is the image's last use
+    references/<hash>.json  one reference: the digest from its registry, and the manifest that was chosen;
+                            an image pulled by tag has two, one for the tag and one for the digest
     uses/                   which pods use which image (see `uses`)
-    tmp/                    pulls under way (see `workspace`)
+    tmp/                    pulls in progress (see `workspace`)
 
-Several processes on several hosts may share it: every file appears by a rename and is never changed afterwards, and
-nothing is locked, since shared file systems often cannot.  Who pulls what another pulls at the same time does the
-work twice and the result is the same.
+Several processes on several hosts may share it. Every file appears by a rename and never changes. Nothing is locked,
+since shared file systems often cannot: two simultaneous pulls of one image do the work twice, with the same result.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ if TYPE_CHECKING:
     from hpk.images import reference
 
 VERSION: Final = 1
-"""Of the conversion; an image that another version converted is converted again."""
+"""Version of the conversion; images of another version are converted again."""
 
 _SUPERBLOCK: Final = struct.Struct("<I36sQ")
 _MAGIC: Final = 0x73717368
 _KEY: Final = re.compile(r"sha(256|384|512)-[0-9a-f]+")
-"""Files of other names are not the cache's."""
+"""Files with other names do not belong to the cache."""
 _TOUCH_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """An image in the cache, under one reference; ``digest`` is the registry's answer, ``manifest`` the file's name."""
+    """An image in the cache under one reference; ``digest`` is the registry's, ``manifest`` the chosen manifest's."""
 
     reference: str
     digest: str
@@ -58,22 +57,22 @@ class Stored:
 
 
 class Cache:
-    """One images directory; it is made when something is first written."""
+    """One images directory; it is created by the first write."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._checked: dict[str, tuple[tuple[int, ...], tuple[int, ...], Stored]] = {}
-        """What was found by each name, and what its two files, the reference's and the image's, were then."""
+        """The last result for each name, with the fingerprints that the reference's and the image's file then had."""
 
     def find(self, wanted: reference.Reference) -> Stored | None:
-        """Return what the reference stood for when it was last pulled, if the file is there and sound.
+        """Return the image that the reference named when it was last pulled, if the file exists and is sound.
 
-        An image that came by its tag is found by its digest too, and of a tag and a digest the digest decides, as in
+        An image pulled by tag is found by its digest too. The digest of a reference decides over its tag, as in
         containerd (``internal/cri/server/images/image_pull.go``).
         """
         name = wanted.key
         file = self._reference_file(name)
-        version = _fingerprint(file)  # another process may pull what the reference stands for now
+        version = _fingerprint(file)  # another process may pull it again
         known = self._checked.get(name)
         if known is not None and known[:2] == (version, _fingerprint(known[2].file)):
             return known[2]
@@ -88,7 +87,7 @@ class Cache:
         return stored
 
     def load(self, manifest: str, *, reference: str, digest: str) -> Stored | None:
-        """Return the converted image of a manifest, None if it is not there or not sound."""
+        """Return the converted image of a manifest; None if it is missing or not sound."""
         file = self.file(manifest)
         meta = jobdir.peek_json(str(file.with_suffix(".json")))
         if meta is None or meta.get("version") != VERSION or not _is_sound(file, size=meta.get("size")):
@@ -107,11 +106,11 @@ class Cache:
         )
 
     def file(self, manifest: str) -> Path:
-        """Return where the converted image of a manifest is, or would be."""
+        """Return the path of a manifest's converted image, whether it exists or not."""
         return self._directory / f"{manifest.replace(':', '-')}.sqfs"
 
     def link(self, wanted: reference.Reference, *, digest: str, manifest: str) -> None:
-        """Remember what a reference, and the digest in its repository, stand for now; what is pinned stays so.
+        """Record what a reference, and the digest in its repository, name now; pinned references stay pinned.
 
         Raises:
             OSError: The file system refused.
@@ -121,7 +120,7 @@ class Cache:
             self._link(name, digest=digest, manifest=manifest, is_pinned=is_pinned)
 
     def pin(self, wanted: reference.Reference, stored: Stored) -> None:
-        """Remember that the user wants to keep what the reference stands for.
+        """Record that the user wants to keep the reference's image.
 
         Raises:
             OSError: The file system refused.
@@ -137,7 +136,7 @@ class Cache:
         self._checked.pop(name, None)
 
     def add(self, manifest: str, *, converted: Path, config: image.ImageConfig) -> None:
-        """Take over a converted file from a pull's directory; replaces what is there.
+        """Move a converted file from a pull's directory into the cache; replace the previous one.
 
         Raises:
             OSError: The file system refused.
@@ -152,7 +151,7 @@ class Cache:
         )
 
     def references(self) -> list[Stored]:
-        """Return all references whose image is there, by name."""
+        """Return all references whose image exists, by name."""
         found = []
         for _, link in _links(self._directory / "references"):
             name, digest = str(link.get("reference")), str(link.get("digest"))
@@ -160,12 +159,12 @@ class Cache:
                 found.append(stored)
         return sorted(found, key=lambda stored: stored.reference)
 
-    # What the collector needs; a key is the files' common name.
+    # For the collector; a key is the common stem of an image's files.
 
     def names(self) -> tuple[dict[str, list[str]], set[str]]:
-        """Return the references by the key of their image, and the keys of the images that are pinned.
+        """Return the references by image key, and the keys of pinned images.
 
-        A digest is named only where no tag of its repository leads to the image.
+        A digest is listed only if no tag of its repository leads to the image.
         """
         names: dict[str, list[str]] = {}
         pinned: set[str] = set()
@@ -177,7 +176,7 @@ class Cache:
         return {key: _told(found) for key, found in names.items()}, pinned
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each image that is there, by key."""
+        """Return the size of each existing image, by key."""
         found = {}
         for file in _files(self._directory):
             if _KEY.fullmatch(file.stem) and file.suffix == ".json":
@@ -186,11 +185,11 @@ class Cache:
         return found
 
     def is_there(self, stored: Stored) -> bool:
-        """Whether the image can be used now, by a fresh look."""
+        """Return whether the image can be used now, by a fresh look."""
         return self.load(stored.manifest, reference=stored.reference, digest=stored.digest) is not None
 
     def touch(self, key: str) -> None:
-        """Note that an image is used now; a disk that refuses is none of its user's concern."""
+        """Record that an image is used now; ignore a disk that refuses."""
         file = self._directory / f"{key}.used"
         with contextlib.suppress(OSError):
             try:
@@ -200,26 +199,26 @@ class Cache:
                 jobdir.write_bytes(str(file), b"")
 
     def used_at(self, key: str) -> float:
-        """Return when an image was last used, or came."""
+        """Return when an image was last used, else when it was added (Unix seconds)."""
         for suffix in (".used", ".json"):
             with contextlib.suppress(OSError):
                 return (self._directory / f"{key}{suffix}").stat().st_mtime
         return time.time()
 
     def condemn(self, key: str) -> bool:
-        """Take an image out of sight; returns whether it was there, and not another's to remove."""
+        """Hide an image before its removal; return false if it was gone already or cannot be removed."""
         with contextlib.suppress(OSError):
             (self._directory / f"{key}.json").rename(self._directory / f"{key}.condemned")
             return True
         return False
 
     def reprieve(self, key: str) -> None:
-        """Take back a condemnation."""
+        """Undo :meth:`condemn`."""
         with contextlib.suppress(OSError):
             (self._directory / f"{key}.condemned").rename(self._directory / f"{key}.json")
 
     def remove(self, key: str) -> bool:
-        """Remove a condemned image's files, and the references to it; returns false if it was pulled again meanwhile.
+        """Remove a condemned image's files and references; return false if it was pulled again meanwhile.
 
         Raises:
             OSError: The file system refused.
@@ -235,13 +234,12 @@ class Cache:
         return not is_back
 
     def _is_back(self, key: str) -> bool:
-        """Whether somebody has pulled it again meanwhile."""
         return (self._directory / f"{key}.json").exists()
 
     def remove_orphans(self, *, older_than: float, used: Collection[str] = ()) -> None:
         """Remove images without a record, and records without an image, that are older than this.
 
-        One that is used was condemned by a process that died before it looked again: it is taken back.
+        Restore an image in use: the process that condemned it died before its second look.
         """
         for file in _files(self._directory):
             if file.stem in used:
@@ -268,20 +266,19 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _links(directory: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the references that can be read, with their files; sorted."""
     for file in sorted(_files(directory)):
         if (link := jobdir.peek_json(str(file))) is not None:
             yield file, link
 
 
 def _told(names: Collection[str]) -> list[str]:
-    """Return the names that a person wants to read: those by digest are left out beside those by tag."""
+    """Return the names to show to a person: no digests of repositories that have a tag."""
     tagged = {name.rpartition(":")[0] for name in names if "@" not in name}
     return sorted(name for name in names if name.partition("@")[0] not in tagged or "@" not in name)
 
 
 def _is_sound(file: Path, *, size: Any) -> bool:
-    """Whether the file is a squashfs of the size that was recorded: cut short or overwritten it is neither."""
+    """Return whether the file is a squashfs of the recorded size, neither cut short nor overwritten."""
     try:
         with file.open("rb") as opened:
             raw = opened.read(_SUPERBLOCK.size)

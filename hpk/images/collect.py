@@ -1,12 +1,12 @@
-"""Remove converted images that nobody uses: the kubelet's garbage collection, and ``hpk prune``.
+"""Garbage collection of converted images: the kubelet's, and ``hpk prune``.
 
-The rules are the kubelet's (pkg/kubelet/images/image_gc_manager.go): above the high threshold, images go until the
-low one is reached, the longest unused first, never one in use, never one that has just come.  Its capacity is the
-file system's; ours is a setting, since a home that others share is 90 % full on most sites and tells nothing of the
-user's quota.  Where a quota is met all the same, room is made when it is needed (see `store.ImageStore`).
+The rules are the kubelet's (pkg/kubelet/images/image_gc_manager.go): above the high threshold, images are removed
+until the low one is reached, the longest unused first, never one in use or too young. The kubelet's capacity is the
+file system's. Ours is a setting: on most sites a shared home is 90 % full, which says nothing about the user's quota.
+If a quota is reached all the same, `store.ImageStore` makes room on demand.
 
-Only files that the cache has made are looked at.  What the user has pulled by hand is kept (a compute node may reach
-no registry), until ``hpk prune --all``.
+Only the cache's own files are removed. Images that the user pulled by hand are kept until ``hpk prune --all``: a
+compute node may reach no registry.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LOG = structlog.get_logger(__name__)
 PERIOD_SECONDS: Final = 300.0
 """Between two collections; the kubelet's ImageGCPeriod."""
 SETTLE_SECONDS: Final = 2.0
-"""Between an image's leaving and its removal: whoever found it just before has told of its use by then."""
+"""Between hiding an image and removing it: a kubelet that found it just before has recorded its use by then."""
 ORPHAN_SECONDS: Final = 3600.0
-"""After which a file without its record is one of a process that died."""
+"""Age at which a file without its record belongs to a process that died."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """When images go; the words in brackets are those of KubeletConfiguration."""
+    """When images are removed; the names in brackets are those of KubeletConfiguration."""
 
     capacity_bytes: int
     high_percent: int = 85
@@ -47,11 +47,11 @@ class Policy:
     minimum_age_seconds: float = 120.0
     """[imageMinimumGCAge]"""
     maximum_age_seconds: float = 0.0
-    """[imageMaximumGCAge]; 0: no image is too old."""
+    """[imageMaximumGCAge]; 0 for no limit."""
 
 
 def policy(settings: config.Settings) -> Policy:
-    """Return what the settings say."""
+    """Return the policy of the settings."""
     return Policy(
         capacity_bytes=settings.images_gib << 30,
         high_percent=settings.image_gc_high_threshold_percent,
@@ -62,7 +62,7 @@ def policy(settings: config.Settings) -> Policy:
 
 
 def configuration(policy: Policy) -> dict[str, Any]:
-    """Return what ``/configz`` shows of it."""
+    """Return the policy as ``/configz`` shows it."""
     return {
         "imageMinimumGCAge": f"{policy.minimum_age_seconds:g}s",
         "imageMaximumGCAge": f"{policy.maximum_age_seconds:g}s",
@@ -76,11 +76,10 @@ class Found:
     """An image of the cache.
 
     Attributes:
-        key: Its files' common name.
-        names: The references that lead to it.
-        used_at: When it was last used, or came (Unix seconds).
+        key: The common stem of its files.
+        used_at: Its last use, else its addition (Unix seconds).
         is_pinned: Whether the user has pulled it by hand.
-        pods: The directories of the pods that use it.
+        pods: Directories of the pods that use it.
     """
 
     key: str
@@ -92,7 +91,7 @@ class Found:
 
 
 def due(images: Sequence[Found], policy: Policy, *, now: float) -> list[Found]:
-    """Return the images that must go, in this order."""
+    """Return the images to remove, in this order."""
     free = removable(images, policy, now=now)
     oldest = policy.maximum_age_seconds
     gone = [image for image in free if oldest and now - image.used_at > oldest]
@@ -105,7 +104,7 @@ def due(images: Sequence[Found], policy: Policy, *, now: float) -> list[Found]:
 
 
 def removable(images: Iterable[Found], policy: Policy, *, now: float, also_pinned: bool = False) -> list[Found]:
-    """Return the images that may go, the longest unused first."""
+    """Return the images that may be removed, the longest unused first."""
     free = [
         image
         for image in images
@@ -115,7 +114,7 @@ def removable(images: Iterable[Found], policy: Policy, *, now: float, also_pinne
 
 
 def enough(images: Iterable[Found], wanted_bytes: int) -> list[Found]:
-    """Return the first of them that take so much together, or all."""
+    """Return the first images that together have the wanted size, or all."""
     chosen: list[Found] = []
     for image in images:
         if wanted_bytes <= 0:
@@ -126,7 +125,7 @@ def enough(images: Iterable[Found], wanted_bytes: int) -> list[Found]:
 
 
 class Collector:
-    """Collects in one directory; its methods block, for threads."""
+    """Collects the images of one directory; its methods block: call them in threads."""
 
     def __init__(
         self,
@@ -141,7 +140,7 @@ class Collector:
         self._cache, self._uses, self._sleep, self._clock = cache, uses, sleep, clock
 
     def images(self) -> list[Found]:
-        """Return all images; those in use are noted as used now."""
+        """Return all images; mark those in use as used now."""
         return self._images(self._uses.live(now=self._clock()))
 
     def _images(self, live: Mapping[str, Sequence[uses.Use]]) -> list[Found]:
@@ -164,7 +163,7 @@ class Collector:
         return found
 
     def collect(self) -> list[Found]:
-        """Remove what must go, and what processes that died have left; returns the images that went."""
+        """Remove the images that are due and the leftovers of dead processes; return the removed images."""
         live = self._uses.live(now=self._clock())
         self._cache.remove_orphans(older_than=self._clock() - ORPHAN_SECONDS, used=live.keys())
         images = self._images(live)
@@ -180,12 +179,12 @@ class Collector:
         return gone
 
     def make_room(self, wanted_bytes: int) -> int:
-        """Remove unused images until so many bytes are free; returns how many came free."""
+        """Remove unused images until that many bytes are free; return how many were freed."""
         free = removable(self.images(), self.policy, now=self._clock())
         return sum(image.size_bytes for image in self.remove(enough(free, wanted_bytes)))
 
     def remove(self, images: Sequence[Found]) -> list[Found]:
-        """Remove images, but not those that somebody uses or pins meanwhile; returns those that went."""
+        """Remove images, except those that get used or pinned meanwhile; return the removed ones."""
         condemned = [image for image in images if self._cache.condemn(image.key)]
         if not condemned:
             return []
@@ -207,5 +206,5 @@ class Collector:
 
 
 def directories(root: Path) -> list[Path]:
-    """Return the directories of images below this one: each kind of site has its own."""
+    """Return the image directories below this one; users with and without subordinate ids have their own."""
     return [path for path in (root, root / "one-id") if path.is_dir()]

@@ -1,17 +1,17 @@
-"""Flatten an image's layers into one squashfs file, as a process of its own: ``python -m hpk.images.convert``.
+"""The conversion of an image's layers to one squashfs file, as a process: ``python -m hpk.images.convert``.
 
-An ordinary user cannot unpack an image: chown is refused.  So nothing is unpacked.  The layers' headers are read
-once and merged in memory (:mod:`hpk.images.layers`), the layers are read a second time for the contents that
+An ordinary user cannot unpack an image, since chown is refused. So nothing is unpacked: the layers' headers are
+read once and merged in memory (:mod:`hpk.images.layers`), the layers are read a second time for the contents that
 survived, and both go as one tar stream into ``mksquashfs -tar``, which writes the true owners, modes and
-capabilities.  (``sqfstar`` is the same program, but 4.5 misreads the compressor's level.)
+capabilities. (``sqfstar`` is the same program, but 4.5 misreads the compressor's level.)
 
-The request is one JSON object on standard input, the answer one on standard output::
+The request is one JSON object on standard input, the response one on standard output::
 
     {"layers": ["/…/0", "/…/1"], "output": "/…/image.sqfs"}
     {"files": 3120, "bytes": 73400320, "seconds": 1.2}    or    {"error": "…", "is_images_fault": true}
 
-It is a process and not a thread because it computes for seconds and holds the whole tree of names: the kubelet's
-event loop must not wait for it, nor its memory grow.  What an image may take is in :mod:`hpk.images.bounds`.
+A separate process, because it computes for seconds and holds the whole tree of names: it neither blocks the kubelet's
+event loop nor grows its memory. :mod:`hpk.images.bounds` limits what an image may use.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 COMPRESSION: Final = ("-comp", "zstd", "-Xcompression-level", "1", "-b", "128K")
 MEMORY: Final = "128M"
-"""What mksquashfs may use for its queues; its default is a quarter of the machine's memory."""
+"""Limit of mksquashfs's queues; its default is a quarter of the machine's memory."""
 NICENESS: Final = 5
-"""The control plane beside us is more urgent than a conversion."""
+"""The control plane on the same node has priority over a conversion."""
 
 _CHUNK: Final = 1 << 20
 _TYPES: Final = {
@@ -49,11 +49,11 @@ _TYPES: Final = {
 
 
 class CannotConvertError(Exception):
-    """The machine could not do it: no space, no tool.  The text is fit for the user."""
+    """The machine lacks space or a tool. The text is for the user."""
 
 
 class Result(NamedTuple):
-    """What became of a conversion; ``size_bytes`` is the squashfs file's."""
+    """The result of a conversion; ``size_bytes`` is the squashfs file's."""
 
     files: int
     size_bytes: int
@@ -63,13 +63,13 @@ class Result(NamedTuple):
 def convert(
     layer_files: Sequence[str], *, output: str, has_one_owner: bool = False, allowed: bounds.Bounds = bounds.DEFAULT
 ) -> Result:
-    """Write the squashfs file that the layers, the lowest first, add up to.
+    """Write the squashfs file of the layers, the lowest first.
 
-    With ``has_one_owner`` all files are root's, for pods that have one id only: what belongs to an id that a user
-    namespace does not have can neither be changed in it nor, if it is not open to all, be read.
+    With ``has_one_owner`` root owns all files, for pods with a single id: a file of an id that the user namespace
+    does not map cannot be changed there, nor be read unless it is open to all.
 
     Raises:
-        layers.BadLayer: A layer is damaged, breaks the format's rules, or has more than is allowed.
+        layers.BadLayer: A layer is damaged, breaks the format's rules, or exceeds a bound.
         CannotConvertError: A tool is missing, or the file cannot be written; no output is left behind.
     """
     started = time.monotonic()
@@ -89,7 +89,7 @@ def convert(
 
 
 def _write(tree: layers.Tree, *, layer_files: Sequence[str], sink: IO[bytes]) -> int:
-    """Send the tree as a tar stream: what needs no content first, then the contents in the order of the layers."""
+    """Write the tree as a tar stream: first entries without content, then contents in the order of the layers."""
     contents: list[dict[int, layers.Node]] = [{} for _ in layer_files]
     names: dict[int, list[str]] = {}
     files = 0
@@ -147,7 +147,7 @@ def _hard_link(name: str, *, target: str) -> bytes:
 
 
 def _pax(xattrs: tuple[tuple[str, str], ...]) -> bytes:
-    """The extended header that carries attributes; written here because tarfile would add one for names as well."""
+    """Return the extended header with the attributes; tarfile would add one for names as well."""
     if not xattrs:
         return b""
     records = b""
@@ -164,14 +164,14 @@ def _pax(xattrs: tuple[tuple[str, str], ...]) -> bytes:
 
 @contextlib.contextmanager
 def _mksquashfs(output: str, *, root: layers.Entry) -> Iterator[IO[bytes]]:
-    """The standard input of a mksquashfs that writes output; after the block it has ended well, or it is an error."""
+    """Yield the standard input of a mksquashfs that writes output; fail unless it ends well after the block."""
     argv = ["mksquashfs", "-", output, "-tar", "-noappend", *COMPRESSION, "-mem", MEMORY]
     argv += ["-processors", str(len(os.sched_getaffinity(0))), "-exit-on-error", "-quiet", "-no-progress"]
-    # The root directory has no entry in a tar stream that mksquashfs would heed.  Its owner is our own uid before 4.6.
+    # mksquashfs ignores a tar entry for the root directory. Before 4.6 its owner is our own uid.
     argv += ["-mkfs-time", "0", "-root-time", str(root.mtime), "-root-mode", f"{root.mode:o}"]
     argv += ["-root-uid", str(root.uid), "-root-gid", str(root.gid)]
     try:
-        with bounds.no_bound_on_memory():  # it has one of its own, and a stack for each CPU
+        with bounds.no_bound_on_memory():  # it has its own bound, and a stack for each CPU
             process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=_CHUNK
             )
@@ -191,7 +191,7 @@ def _mksquashfs(output: str, *, root: layers.Entry) -> Iterator[IO[bytes]]:
         process.kill()
         raise
     finally:
-        # Quiet as told, it says nothing that could fill the pipe before it ends.
+        # With -quiet its output cannot fill the pipe before it ends.
         said = process.stdout.read().decode(errors="replace").strip().replace("\n", "; ")
         process.stdout.close()
         status = process.wait()
@@ -204,7 +204,7 @@ def _mksquashfs(output: str, *, root: layers.Entry) -> Iterator[IO[bytes]]:
 
 
 def main() -> int:
-    """Serve the one request on standard input; 0 also when the answer is an error."""
+    """Serve the one request on standard input; return 0 also if the response is an error."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(NICENESS)
     os.umask(0o077)

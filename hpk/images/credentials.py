@@ -1,7 +1,7 @@
-"""Find the credentials for an image in a Docker config (``.dockerconfigjson``).  Pure.
+"""The credentials for an image in a Docker config (``.dockerconfigjson``). Pure.
 
-A key of ``auths`` names a registry, or a path in one; ``*`` stands for one label of the host's name.  The longest
-key that covers the image wins, as in the kubelet (https://kubernetes.io/docs/concepts/containers/images/).
+A key of ``auths`` names a registry, or a path in one; ``*`` matches one label of the host's name. The longest
+matching key wins, as in the kubelet (https://kubernetes.io/docs/concepts/containers/images/).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DOCKER_HUB = ("index.docker.io", "registry-1.docker.io", "registry.hub.docker.c
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """A user of a registry: a password, or an identity token that stands for one."""
+    """A user of a registry, with a password or an identity token in its place."""
 
     username: str
     password: str = field(default="", repr=False)
@@ -29,13 +29,13 @@ class Credentials:
 
     @property
     def basic(self) -> str:
-        """The value of an Authorization header for HTTP's Basic scheme."""
+        """The Authorization header for HTTP's Basic scheme."""
         pair = f"{self.username}:{self.password}".encode()
         return f"Basic {base64.b64encode(pair).decode()}"
 
 
 def find(docker_config: Mapping[str, Any] | None, *, wanted: reference.Reference) -> Credentials | None:
-    """The credentials that cover the image, or None; an entry that cannot be read counts as absent."""
+    """Return the credentials for the image, or None; ignore entries that cannot be read."""
     best: tuple[tuple[int, int], Credentials] | None = None
     auths = (docker_config or {}).get("auths")
     for key, entry in (auths if isinstance(auths, Mapping) else {}).items():
@@ -46,7 +46,7 @@ def find(docker_config: Mapping[str, Any] | None, *, wanted: reference.Reference
 
 
 def _closeness(key: str, *, wanted: reference.Reference) -> tuple[int, int] | None:
-    """How exactly a key names the image, by the length of its path and of its host; None if it does not."""
+    """Return how exactly a key names the image, as the lengths of its path and host; None if it does not."""
     host, _, path = key.partition("://")[2].partition("/") if "://" in key else key.partition("/")
     path = path.strip("/")
     if path in ("v1", "v2"):

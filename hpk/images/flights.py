@@ -1,4 +1,4 @@
-"""Do a thing once for all who want it at the same time."""
+"""Singleflight: overlapping calls for the same key share one task."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class _Flight(Generic[_T]):
 
 
 class Flights(Generic[_T]):
-    """Calls with the same key that overlap share one task; a failure is everybody's, and is not remembered.
+    """Calls with the same key that overlap share one task and its failure; nothing is remembered afterwards.
 
-    Who is cancelled leaves; the task is cancelled when the last one has left.
+    A caller that is cancelled leaves; when the last one leaves, the task is cancelled.
     """
 
     def __init__(self) -> None:
         self._flights: dict[Hashable, _Flight[_T]] = {}
 
     async def join(self, key: Hashable, *, start: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """The result of the task under way for key, or of a new one."""
+        """Return the result of the running task for key, or of a new one."""
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(asyncio.create_task(start(), name=f"image {key}"))
@@ -40,7 +40,7 @@ class Flights(Generic[_T]):
         finally:
             flight.passengers -= 1
             if not flight.passengers and not flight.task.done():
-                self._land(key, flight)  # whoever comes now must not board a task that is being cancelled
+                self._land(key, flight)  # a new caller must not join a task that is being cancelled
                 flight.task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([flight.task])

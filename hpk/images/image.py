@@ -1,7 +1,4 @@
-"""What the rest of the program learns about an image.
-
-An image is a squashfs file system somewhere in a file, and a config.
-"""
+"""An image as the other rooms see it: a squashfs file system at an offset in a file, and a config."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _GO_NAMES: Final = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """The part of an image's config that decides how a container of it starts."""
+    """The part of an image's config that decides how its container starts."""
 
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -29,7 +26,7 @@ class ImageConfig:
     architecture: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The config as the cache keeps it; :func:`config_from_json` reads it back."""
+        """Return the config as the cache stores it; :func:`config_from_json` reads it."""
         return {
             "config": {
                 "Entrypoint": list(self.entrypoint),
@@ -45,15 +42,13 @@ class ImageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image that is on the file system now, ready to be mounted.
+    """An image on the file system, ready to be mounted.
 
     Attributes:
-        reference: As the pod wrote it.
         image_id: ``<repository>@sha256:<manifest digest>``, for ``containerStatuses[].imageID``.
         file: The file that holds the squashfs, ``offset`` bytes from its start.
-        size_bytes: Of the file.
         was_pulled: Whether this call fetched it; false if the cache had it.
-        seconds: How long the call took.
+        seconds: Duration of the call.
     """
 
     reference: str
@@ -67,7 +62,7 @@ class Image:
 
 
 def config_from_json(document: Mapping[str, Any]) -> ImageConfig:
-    """Read an OCI image config; what is absent or null is empty, unknown keys are ignored.
+    """Read an OCI image config; absent or null values are empty, unknown keys are ignored.
 
     Raises:
         ValueError: A value has the wrong shape.
@@ -88,7 +83,7 @@ def config_from_json(document: Mapping[str, Any]) -> ImageConfig:
 
 
 def host_architecture() -> str:
-    """This machine's architecture, by the name that registries use."""
+    """Return this machine's architecture by its name in registries."""
     machine = platform.machine()
     return _GO_NAMES.get(machine, machine)
 

@@ -1,9 +1,9 @@
-"""Merge an image's layers into one tree: the rules of the OCI image format, without touching a file system.  Pure.
+"""The merge of an image's layers into one tree by the rules of the OCI image format, without a file system. Pure.
 
-A layer is applied as containerd applies it (https://github.com/opencontainers/image-spec/blob/main/layer.md):
-its whiteouts remove what lower layers left, then its entries are put one after the other.  A directory over a
-directory merges; anything else replaces.  Parents that are symbolic links are followed within the image's root,
-a hard link shares the target's inode as it is at that moment, and no name reaches above the root.
+A layer is applied as containerd applies it (https://github.com/opencontainers/image-spec/blob/main/layer.md): first
+its whiteouts remove entries of lower layers, then its own entries are added in order. A directory over a directory
+merges; anything else replaces. Parents that are symbolic links are followed within the image's root, a hard link
+shares the target's inode as it is at that moment, and no name reaches above the root.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 WHITEOUT: Final = ".wh."
 OPAQUE: Final = ".wh..wh..opq"
 MOUNT_POINTS: Final = ("dev", "etc", "proc", "sys")
-"""Directories that every container needs to be there, because something is mounted on or in them."""
+"""Directories that every container needs as mount points or parents of mount points."""
 
 LONGEST_NAME: Final = 255
 LONGEST_PATH: Final = 4095
-"""Bytes, as Linux has them (NAME_MAX, PATH_MAX): containerd could not unpack what is longer."""
+"""Bytes, Linux's own limits (NAME_MAX, PATH_MAX): containerd could not unpack longer ones either."""
 
 _MOST_LINKS: Final = 255
-"""Symbolic links followed in one path before it counts as a loop; as containerd."""
+"""Symbolic links in one path before it counts as a loop; containerd's limit."""
 
 
 class BadLayer(ValueError):
@@ -34,8 +34,8 @@ class BadLayer(ValueError):
 class Entry(NamedTuple):
     """One member of a layer.
 
-    ``kind`` is ``directory``, ``file``, ``symlink``, ``hardlink``, ``fifo`` or ``device``.  ``link`` is a symbolic
-    link's text or a hard link's target.  ``number`` counts the layer's members from 0.
+    ``kind`` is ``directory``, ``file``, ``symlink``, ``hardlink``, ``fifo`` or ``device``. ``link`` is a symbolic
+    link's text or a hard link's target. ``number`` counts the layer's members from 0.
     """
 
     number: int
@@ -50,8 +50,7 @@ class Entry(NamedTuple):
     xattrs: tuple[tuple[str, str], ...] = ()
 
 
-IMPLIED: Final = Entry(number=-1, name="", kind="directory")
-"""What a directory is that no layer describes."""
+IMPLIED: Final = Entry(number=-1, name="", kind="directory")  # a directory that no layer describes
 
 
 class Node:
@@ -66,20 +65,20 @@ class Node:
 
 
 class Tree:
-    """The merged file system so far; apply the layers from the lowest to the highest."""
+    """The merged file system; apply the layers from the lowest to the highest."""
 
     def __init__(self, *, most_nodes: int = 1 << 30) -> None:
-        """Begin with an empty root; directories that no layer describes count: a short entry may imply two thousand."""
+        """Begin with an empty root. Implied directories count as nodes: one short entry may imply two thousand."""
         self.root = Node(IMPLIED, layer=-1)
         self._layer = -1
         self._most_nodes, self._nodes = most_nodes, 0
 
     def apply(self, entries: Iterable[Entry]) -> None:
-        """Put one more layer on top.
+        """Add a layer on top.
 
         Raises:
-            BadLayer: A whiteout without a name, a hard link to nothing, a loop of symbolic links, a name that is too
-                long, more nodes than there may be.
+            BadLayer: A whiteout has no name, a hard link no target, symbolic links form a loop, a name is too long, or
+                there are too many nodes.
         """
         self._layer += 1
         members = []
@@ -95,12 +94,12 @@ class Tree:
             self._put(parts, entry)
 
     def add_mount_points(self) -> None:
-        """Make sure that the directories are there that every container needs; what is there stays."""
+        """Add the directories that every container needs; keep existing ones."""
         for name in MOUNT_POINTS:
             _children(self.root).setdefault(name, Node(IMPLIED, layer=-1))
 
     def walk(self) -> Iterator[tuple[str, Node]]:
-        """All names except the root's, parents before children, in a stable order."""
+        """Yield all names except the root's, parents before children, in a stable order."""
         pending = [("", self.root)]
         while pending:
             prefix, directory = pending.pop()
@@ -117,7 +116,7 @@ class Tree:
             return
         if parts[-1] == OPAQUE:
             _children(directory).clear()
-        elif not parts[-1].startswith(WHITEOUT * 2):  # the others are AUFS's own book-keeping
+        elif not parts[-1].startswith(WHITEOUT * 2):  # .wh..wh.* are AUFS's own records
             name = parts[-1].removeprefix(WHITEOUT)
             if name in ("", ".", ".."):
                 raise BadLayer(f"invalid whiteout name: {'/'.join(parts)!r}")
@@ -134,7 +133,7 @@ class Tree:
         existing = siblings.get(parts[-1])
         if entry.kind == "directory" and existing is not None and existing.children is not None:
             existing.entry, existing.layer = entry, self._layer
-        elif entry.kind == "device":  # no ordinary user can make one; whatever it hides is hidden all the same
+        elif entry.kind == "device":  # no ordinary user can make one; it still hides the lower entry
             siblings.pop(parts[-1], None)
         else:
             siblings[parts[-1]] = target or self._made(entry)
@@ -160,7 +159,7 @@ class Tree:
         return directory
 
     def _directory(self, parts: list[str], *, make: bool) -> Node | None:
-        """The directory at a path, symbolic links followed within the root; made where it is missing, or None."""
+        """Return the directory at a path, following links within the root; if it is missing, make it or return None."""
         path: list[Node] = [self.root]
         todo = parts[::-1]
         followed = 0
@@ -199,7 +198,7 @@ def _shown(name: str) -> str:
 
 
 def _clean(name: str) -> list[str]:
-    """A path's components; ``..`` stops at the root, as in a shell that was chrooted."""
+    """Return a path's components; ``..`` stops at the root, as after chroot."""
     if "\0" in name:
         raise BadLayer(f"a name contains a NUL byte: {name!r}")
     if len(name) > LONGEST_PATH // 4 and len(os.fsencode(name)) > LONGEST_PATH:

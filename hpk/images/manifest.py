@@ -1,4 +1,4 @@
-"""Read manifests and indexes: which blobs make an image, and which of an index's images is for this machine.  Pure.
+"""Manifests and indexes: an image's blobs, and the image of an index for this machine. Pure.
 
 Formats: https://github.com/opencontainers/image-spec and Docker's image manifest version 2, schema 2.
 """
@@ -19,14 +19,14 @@ ACCEPT: Final = ", ".join(
     (f"{_DOCKER}.v2+json", f"{_DOCKER}.list.v2+json", f"{_OCI}.manifest.v1+json", f"{_OCI}.index.v1+json", "*/*;q=0.1")
 )
 LARGEST_DOCUMENT: Final = 8 << 20
-"""Bytes of a manifest or a config; containerd's limit."""
+"""Most bytes of a manifest or a config; containerd's limit."""
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """A blob or a manifest, by what it contains."""
+    """A blob or a manifest, addressed by its digest."""
 
     digest: str
     size: int
@@ -43,18 +43,18 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """Several images under one name; each with its platform (``os``, ``architecture``, ``variant``)."""
+    """Several images under one name, each with its platform (``os``, ``architecture``, ``variant``)."""
 
     manifests: tuple[tuple[Descriptor, Mapping[str, Any]], ...]
 
 
 def is_digest(text: str) -> bool:
-    """Whether text is a digest of an algorithm that we can compute."""
+    """Return whether text is a digest of a supported algorithm."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def read(body: bytes, *, media_type: str) -> Manifest | Index:
-    """Tell a manifest from an index, and read it.
+    """Parse a manifest or an index.
 
     Raises:
         errors.ImageRefused: Another kind of document, such as schema 1 or an artifact.
@@ -77,10 +77,10 @@ def read(body: bytes, *, media_type: str) -> Manifest | Index:
 
 
 def choose(index: Index, *, architecture: str) -> Descriptor:
-    """The image for this machine; of several variants the first, as the index's author ordered them.
+    """Return the image for this machine; the first of several variants, as the index's author ordered them.
 
     Raises:
-        errors.ImageRefused: There is none; names those that there are.
+        errors.ImageRefused: There is none; names the available platforms.
     """
     known = []
     for descriptor, platform in index.manifests:

@@ -1,8 +1,8 @@
-"""What a pod's ``image:`` means, with the defaults and the errors of the kubelet and containerd.  Pure.
+"""A pod's ``image:``, with the defaults and the errors of the kubelet and containerd. Pure.
 
-Grammar: https://github.com/distribution/reference, which the kubelet calls through ``pkg/util/parsers``.
-Besides that grammar two things are understood: a ``docker://`` prefix, as Apptainer's users write it, and the
-path of a SIF file (``/path/x.sif`` or ``file:///path/x.sif``), which the grammar cannot express and so never shadows.
+Grammar: https://github.com/distribution/reference, which the kubelet calls through ``pkg/util/parsers``. In addition
+a ``docker://`` prefix is accepted, as Apptainer's users write it, and the path of a SIF file (``/path/x.sif`` or
+``file:///path/x.sif``), which is never valid in that grammar.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IDENTIFIER: Final = re.compile(r"[a-f0-9]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """An image in a registry, fully written out; at least one of tag and digest is set, and the digest decides."""
+    """An image in a registry with all defaults filled in; a tag or a digest is set, and the digest decides."""
 
     registry: str
     repository: str
@@ -47,12 +47,12 @@ class Reference:
 
     @property
     def target(self) -> str:
-        """What to ask the registry for: the digest if there is one, else the tag."""
+        """The digest if there is one, else the tag."""
         return self.digest or self.tag
 
     @property
     def key(self) -> str:
-        """The name under which the image is kept: by its digest if there is one, else by its tag."""
+        """The cache's name of the image: by its digest if there is one, else by its tag."""
         return f"{self.name}@{self.digest}" if self.digest else f"{self.name}:{self.tag}"
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class SifPath:
-    """An image that is a SIF file already, by absolute path."""
+    """An image that is a SIF file, by absolute path."""
 
     path: str
 
@@ -70,10 +70,10 @@ class SifPath:
 
 
 def parse(text: str) -> Reference | SifPath:
-    """Read the ``image:`` of a container.
+    """Parse the ``image:`` of a container.
 
     Raises:
-        errors.ImageRefused: The name is not one (reason ``InvalidImageName``), in the kubelet's words.
+        errors.ImageRefused: The name is invalid (reason ``InvalidImageName``); the text is the kubelet's.
     """
     if text.startswith(("/", "file:")):
         return _sif(text)
@@ -97,17 +97,17 @@ def parse(text: str) -> Reference | SifPath:
 
 
 def default_policy(text: str) -> str:
-    """Return the imagePullPolicy that the API server gives a container that names none; the tag alone decides.
+    """Return the API server's default imagePullPolicy, which depends on the tag alone.
 
     Raises:
-        errors.ImageRefused: As :func:`parse` does.
+        errors.ImageRefused: As :func:`parse`.
     """
     wanted = parse(text)
     return "Always" if isinstance(wanted, Reference) and wanted.tag == DEFAULT_TAG else "IfNotPresent"
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the registry, defaulted, and the rest: what is before a slash is a registry only if it looks like one."""
+    """Return the registry, or the default, and the rest; a first part that does not look like a host is no registry."""
     first, slash, rest = name.partition("/")
     looks_like_host = any(mark in first for mark in ".:") or first == "localhost" or first.lower() != first
     if not slash or not looks_like_host:

@@ -1,8 +1,8 @@
-"""Speak to a registry: the pulling half of https://github.com/opencontainers/distribution-spec, on aiohttp.
+"""The pull half of https://github.com/opencontainers/distribution-spec, on aiohttp.
 
-Nothing that a registry sends is believed: every manifest, config and layer is hashed and compared with the digest
-it was asked for by.  Layers go to disk as they come, a megabyte at a time, and a broken download goes on where it
-stopped.  :mod:`.authorization` says who we are, :mod:`.answers` reads what comes back.
+Nothing that a registry sends is trusted: every manifest, config and layer is hashed and compared with the digest it
+was requested by. Layers are written to disk as they arrive, a megabyte at a time, and a broken download resumes.
+:mod:`.authorization` authenticates, :mod:`.answers` reads the responses.
 """
 
 from __future__ import annotations
@@ -29,19 +29,15 @@ if TYPE_CHECKING:
     from hpk.images import reference
 
 ATTEMPTS: Final = 5
-"""How often a request is made before the registry counts as unavailable."""
 LONGEST_PAUSE_SECONDS: Final = 60.0
-"""A Retry-After beyond this is not waited for here: the pod's own back-off is visible to its user, this is not."""
+"""A longer Retry-After is not waited for here: the user sees the pod's own back-off, but not this pause."""
 
 _DOCKER_HUB: Final = "registry-1.docker.io"
 _CHUNK: Final = 1 << 20
 
 
 class Registry:
-    """All registries, over one HTTP session; an async context manager that closes it.
-
-    The insecure ones (``host:port``) speak plain HTTP, as loopback addresses always do.
-    """
+    """All registries over one HTTP session. Plain HTTP is for loopback and `insecure` ones (``host:port``)."""
 
     def __init__(
         self, *, insecure: Collection[str] = (), sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -58,17 +54,17 @@ class Registry:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; harmless when there are none."""
+        """Close all connections; idempotent."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def resolve(self, access: authorization.Access) -> str:
-        """The digest that the reference stands for now, without fetching anything.
+        """Return the digest that the reference names now, without fetching anything else.
 
         Raises:
-            errors.ImageRefused: The registry does not know the name, or does not let us see it.
-            errors.RegistryUnavailable: The registry does not answer, or asks us to come back later.
+            errors.ImageRefused: The registry does not know the name, or denies access.
+            errors.RegistryUnavailable: The registry does not respond, or asks to retry later.
         """
         wanted = access.reference
         if wanted.digest:
@@ -79,7 +75,7 @@ class Registry:
                 digest = response.headers.get("Docker-Content-Digest", "")
                 if response.status == 200 and manifest.is_digest(digest):  # noqa: PLR2004 - OK
                     return digest
-            # A HEAD tells no reason, and some registries tell no digest: ask again for the whole.
+            # A HEAD gives no reason, and some registries no digest: request the document itself.
             async with self._get(url, access=access, accept=manifest.ACCEPT) as response:
                 await answers.check(response, wanted=wanted)
                 body = await answers.whole(response, limit=manifest.LARGEST_DOCUMENT)
@@ -87,10 +83,10 @@ class Registry:
                 return digest if manifest.is_digest(digest) else f"sha256:{hashlib.sha256(body).hexdigest()}"
 
     async def fetch_manifest(self, access: authorization.Access, *, digest: str) -> tuple[str, manifest.Manifest]:
-        """The manifest for this machine under digest, and that manifest's own digest, which an index hides.
+        """Return the digest and the manifest for this machine; an index that lists it has another digest.
 
         Raises:
-            errors.ImageRefused: No such manifest, none for this platform, or not what its digest says.
+            errors.ImageRefused: There is no such manifest, none for this platform, or its digest is wrong.
             errors.RegistryUnavailable: As above.
         """
         machine = image.host_architecture()
@@ -103,10 +99,10 @@ class Registry:
             raise errors.ImageRefused("its index leads to more indexes and to no manifest")
 
     async def fetch_config(self, access: authorization.Access, *, descriptor: manifest.Descriptor) -> image.ImageConfig:
-        """The image's config.
+        """Return the image's config.
 
         Raises:
-            errors.ImageRefused: Not what its digest says, not a config, or for another platform.
+            errors.ImageRefused: Its digest is wrong, or it is not a config, or for another platform.
             errors.RegistryUnavailable: As above.
         """
         with answers.told("failed to read the image's config"):
@@ -130,10 +126,10 @@ class Registry:
             return config
 
     async def download(self, access: authorization.Access, *, descriptor: manifest.Descriptor, path: Path) -> None:
-        """Fetch a layer into the file at path; a broken transfer goes on where it stopped.
+        """Fetch a layer into the file at path; resume a broken transfer.
 
         Raises:
-            errors.ImageRefused: Not what its digest says.
+            errors.ImageRefused: Its digest is wrong.
             errors.RegistryUnavailable: As above.
             OSError: The file cannot be written.
         """
@@ -148,7 +144,7 @@ class Registry:
                     break
                 except (aiohttp.ClientError, TimeoutError) as error:
                     if sink.size > before:
-                        pauses.succeeded()  # a slow line is no reason to give up while something arrives
+                        pauses.succeeded()  # do not give up on a slow line while data arrives
                     pause = pauses.failed()
                     if pauses.failures >= ATTEMPTS:
                         raise errors.RegistryUnavailable(
@@ -206,11 +202,11 @@ class Registry:
         accept: str = "*/*",
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A response that is neither a challenge nor a request to come back later.
+        """Yield a response that is neither a challenge nor a request to retry later.
 
         Raises:
-            errors.RegistryUnavailable: After the last attempt.
-            aiohttp.ClientError: While the caller reads the body; only then.
+            errors.RegistryUnavailable: The last attempt failed.
+            aiohttp.ClientError: Only while the caller reads the body.
         """
         response = await self._patiently(
             method, url, access=access, headers={"Accept": accept, "Accept-Encoding": "identity", **(headers or {})}
@@ -253,13 +249,13 @@ class Registry:
                 trust_env=True,  # the site's proxies
                 headers={"User-Agent": f"hpk/{hpk.__version__}"},
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=60),
-                auto_decompress=False,  # digests are of what was sent
+                auto_decompress=False,  # digests are of the bytes as sent
             )
         return await self._session.request(method, url, **options)
 
 
 class _Sink:
-    """A file that is hashed as it is written; its methods block, so they run in a thread."""
+    """A file that is hashed as it is written; its methods block: call them in threads."""
 
     def __init__(self, file: IO[bytes], *, algorithm: str) -> None:
         self._file = file

@@ -1,13 +1,13 @@
-"""Read a SIF file's header: where its root file system lies, for which machine, and how it wants to be started.
+"""A SIF file's header: the position of its root file system, its architecture and its start command.
 
 No tool is called and nothing is unpacked; the layout is that of https://github.com/apptainer/sif (version 01).
 
-A SIF that is a registry's image as it was (``apptainer build x.sif docker://…``) carries that image's OCI config,
-and is started like the image.  Any other is started as ``apptainer run`` would, as root of the container:
-``/.singularity.d/actions/exec``, which reads the environment that the definition file made, and then
-``/.singularity.d/runscript``.  The OCI config alone does not tell them apart: Apptainer hands the base image's on
-to what is built upon it.  A pod's ``command`` replaces both scripts, as it replaces any entrypoint; of the image's
-environment it then sees what the OCI config says, not what a definition file's ``%environment`` does.
+An unchanged registry image (``apptainer build x.sif docker://…``) carries its OCI config and is started like the
+image. Any other SIF is started as ``apptainer run`` would, as root of the container:
+``/.singularity.d/actions/exec``, which reads the definition file's environment, then ``/.singularity.d/runscript``.
+The OCI config alone does not distinguish the two: Apptainer copies the base image's config into images built on it.
+A pod's ``command`` replaces both scripts, as it replaces any entrypoint; it then sees the environment of the OCI
+config, but not that of a definition file's ``%environment``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ARCHITECTURES: Final = {
     b"12": "riscv64",
 }
 _CHANGES: Final = re.compile(rb"^[ \t]*%(runscript|environment|post|setup|app\w+)\b", re.MULTILINE | re.IGNORECASE)
-"""Sections of a definition file that make the image something else than its base."""
+"""Sections of a definition file that make the image differ from its base."""
 _OCI_CONFIG: Final = b"oci-config.json"
 _MOST_DESCRIPTORS: Final = 4096
 _LARGEST_OBJECT: Final = 8 << 20
@@ -67,8 +67,8 @@ class Sif:
     """A SIF file's root file system: a squashfs of ``size`` bytes, ``offset`` bytes into the file.
 
     ``digest`` (``sha256:…``) covers the file's header and descriptors and the squashfs' own header and tables, which
-    hold every file's name, size and compressed block sizes.  It costs one short read however big the file is, is the
-    same for every copy of the file, and differs after every rebuild.
+    hold every file's name, size and compressed block sizes. It costs one short read whatever the file's size, is equal
+    for every copy of the file, and differs after every rebuild.
     """
 
     offset: int
@@ -98,7 +98,7 @@ def read(path: Path) -> Sif:
     """Read the header of the SIF file at path; blocks for one or two short reads.
 
     Raises:
-        errors.ImageRefused: No such file, not a SIF, or one that cannot be mounted: encrypted, ext3, OCI-SIF.
+        errors.ImageRefused: The file is missing, not a SIF, or cannot be mounted: encrypted, ext3, OCI-SIF.
     """
     try:
         with path.open("rb") as file:

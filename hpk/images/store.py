@@ -1,6 +1,6 @@
-"""Ensure that an image is on the file system: the one door of this room.
+"""The image store, this room's only interface: ensures that an image is on the file system.
 
-An image that is there costs two stats and no network.  One that is not is pulled once, however many pods wait.
+An image in the cache costs two stats and no network. Any other is pulled once, however many pods wait for it.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 _DOWNLOADS: Final = 3
-"""Layers of one image that are fetched at once; as containerd."""
+"""Layers of one image that are fetched at once; containerd's default."""
 FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE: Final = "; free some space there (hpk prune), or let HPK_IMAGES name a directory elsewhere"
 NOT_OURS: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
-"""A directory in which we cannot write: nor can we remove anything from it."""
+"""Errors of a directory that we cannot write to: no image can be removed from it either."""
 _ROOM_FOR_EACH_BYTE: Final = 3
-"""Layers and the image made of them are there side by side for a while."""
+"""Layers and the image made of them coexist for a while."""
 _PULLS: Final = 4
-"""Images that are fetched at once; each holds a few megabytes of memory."""
+"""Images fetched at once; each holds a few megabytes of memory."""
 
 
 class _Full(errors.Retryable):
-    """The disk is full, or the user's quota."""
+    """The disk or the user's quota is full."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedImage:
-    """An image for ``node.status.images``: the names that it has here, and its size."""
+    """An image for ``node.status.images``."""
 
     names: tuple[str, ...]
     size_bytes: int
@@ -60,13 +60,10 @@ class ImageStore:
     """All images of a user, in one directory; an async context manager that closes its connections.
 
     Args:
-        directory: On the file system that all nodes share; made when first needed.
-        insecure: ``host:port`` of registries that speak plain HTTP.
-        conversions: How many images are converted at once; each uses all CPUs for a moment.
-        has_one_owner: Whether all files of converted images shall be root's; such images need a directory of their own.
-        client: Speaks to the registries; a test gives its own.
-        uses: Where it is told which pods use which image; nobody's if None.
-        policy: What images may take; without one nothing is ever removed.
+        directory: On the file system that all nodes share; created when first needed.
+        conversions: Images converted at once; each uses all CPUs for a moment.
+        has_one_owner: Whether root owns all files of converted images; they need a separate directory.
+        policy: Bounds on the space of images; without one nothing is ever removed.
     """
 
     def __init__(
@@ -113,20 +110,20 @@ class ImageStore:
         pod: Path | None = None,
         is_pinned: bool = False,
     ) -> image.Image:
-        """Return the image, pulled if the policy wants it or it is not there; callers that overlap share the work.
+        """Return the image, pulled if it is missing or the policy asks for it; overlapping calls share the work.
 
         Args:
             name: The container's ``image:``, or the absolute path of a SIF file.
-            policy: The imagePullPolicy: ``Always``, ``IfNotPresent`` or ``Never``; a SIF file is simply read.
+            policy: The imagePullPolicy: ``Always``, ``IfNotPresent`` or ``Never``; ignored for a SIF file.
             credentials: A ``.dockerconfigjson``, from imagePullSecrets.
-            on_pull: Called once before the registry is asked; never where what is here will do.
-            pod: The directory of the pod that will use it: until that has ended, the image is not removed.
+            on_pull: Called once before a registry is contacted; not if the cached image is used.
+            pod: The directory of the pod that will use it: the image is kept until the pod has ended.
             is_pinned: Whether the user wants to keep it, used or not.
 
         Raises:
-            errors.ImageRefused: The name, the registry's answer or the image is wrong; ``reason`` says which.
-            errors.RegistryUnavailable: The registry does not answer.
-            errors.Retryable: This machine could not: the disk is full, a program is missing.
+            errors.ImageRefused: The name, the registry's response or the image is wrong; ``reason`` says which.
+            errors.RegistryUnavailable: The registry does not respond.
+            errors.Retryable: The local disk is full, or a program is missing.
         """
         started = time.monotonic()
         wanted = reference.parse(name)
@@ -147,7 +144,7 @@ class ImageStore:
             is_there = await asyncio.to_thread(self._hold, wanted, stored, pod=pod, is_pinned=is_pinned)
         except OSError as error:
             raise self._cannot_store(error) from error
-        if not is_there:  # somebody has made room meanwhile
+        if not is_there:  # another process has made room meanwhile
             raise errors.Retryable(f'image "{name}" was removed from {self._directory} a moment ago')
         return image.Image(
             reference=name,
@@ -161,16 +158,16 @@ class ImageStore:
         )
 
     async def forget(self, pod: Path) -> None:
-        """Take back what was said of the images of a pod that is gone; what fails is left to `tidy`."""
+        """Remove the uses of a pod that is gone; `tidy` retries failures."""
         with contextlib.suppress(OSError):
             await asyncio.to_thread(self._uses.forget, pod)
 
     async def tidy(self) -> None:
-        """Take back what was said of the images of pods that are gone."""
+        """Remove the uses of all pods that are gone."""
         await asyncio.to_thread(self._uses.tidy)
 
     async def list(self) -> tuple[CachedImage, ...]:
-        """The images that are here, the biggest first, as the kubelet lists them."""
+        """Return the cached images, the biggest first, as the kubelet lists them."""
         names: dict[str, dict[str, None]] = {}
         sizes: dict[str, int] = {}
         for stored in await asyncio.to_thread(self._cache.references):
@@ -185,7 +182,7 @@ class ImageStore:
         return tuple(sorted(images, key=lambda one: (-one.size_bytes, one.names)))
 
     def _hold(self, wanted: reference.Reference, stored: cache.Stored, *, pod: Path | None, is_pinned: bool) -> bool:
-        """Say that the image is used, then look whether it is there (see `uses`: in this order)."""
+        """Record the image's use, then return whether the image exists (in this order, see `uses`)."""
         key = stored.file.stem
         if is_pinned:
             self._cache.pin(wanted, stored)
@@ -217,7 +214,7 @@ class ImageStore:
         except OSError as error:
             advice = "; outside your home, HPK_BIND must name its directory" if error.errno == errno.ENOENT else ""
             raise errors.ImageRefused(f"Cannot read the SIF file {path}: {error.strerror}{advice}") from error
-        if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for who writes into it
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
             raise errors.ImageRefused(f"Cannot read the SIF file {path}: it is not a regular file")
         fingerprint = (status.st_ino, status.st_size, status.st_mtime_ns)
         known = self._sifs.get(path)
@@ -232,7 +229,6 @@ class ImageStore:
         return await self._pulling.join((access, digest), start=lambda: self._pull(access, digest=digest))
 
     async def _pull(self, access: authorization.Access, *, digest: str) -> cache.Stored:
-        """Make the image of a digest present under the reference."""
         name = str(access.reference)
         chosen, found = await self._registry.fetch_manifest(access, digest=digest)
         try:
@@ -241,7 +237,7 @@ class ImageStore:
             raise errors.ImageRefused(str(error)) from error
         config = await self._registry.fetch_config(access, descriptor=found.config)
         try:
-            # Another name may have brought the same manifest; who is allowed to see it has been asked just now.
+            # Another name may have brought the same manifest; the registry has just granted access to it.
             stored = await asyncio.to_thread(self._cache.load, chosen, reference=name, digest=digest)
             if stored is None:
                 await self._fetching.join(
@@ -264,7 +260,7 @@ class ImageStore:
         layers: Sequence[manifest.Descriptor],
         config: image.ImageConfig,
     ) -> None:
-        """Fetch and convert; where the disk or the quota is full, once more after unused images have made room."""
+        """Fetch and convert; if the disk or the quota is full, remove unused images and try once more."""
         async with self._pulls:
             try:
                 await self._fetch_once(access, chosen=chosen, layers=layers, config=config)
@@ -337,7 +333,7 @@ class ImageStore:
 
 
 async def _convert(files: Sequence[str], *, output: str, has_one_owner: bool) -> dict[str, Any]:
-    """Run the converter, and end it and its children with us."""
+    """Run the converter; kill it and its children if cancelled."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -346,7 +342,7 @@ async def _convert(files: Sequence[str], *, output: str, has_one_owner: bool) ->
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
-        # The program may have been started in a way that only it knows of (hpk.sif's entry sets its own path).
+        # The converter needs our sys.path, which hpk.sif's entry point sets itself.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     try:
@@ -365,7 +361,6 @@ async def _convert(files: Sequence[str], *, output: str, has_one_owner: bool) ->
 
 
 def _without_answer(status: int | None, complaint: bytes) -> dict[str, Any]:
-    """Say why the converter ended before its time, as far as that can be told."""
     if status == -signal.SIGXCPU:
         return {"error": bounds.too_much_time(bounds.DEFAULT), "is_images_fault": True}
     if status == -signal.SIGKILL:
@@ -377,7 +372,7 @@ def _without_answer(status: int | None, complaint: bytes) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def _in_thread(manager: contextlib.AbstractContextManager[Path]) -> Any:
-    """A context manager that blocks, entered and left in threads."""
+    """Enter and leave a blocking context manager in threads."""
     value = await asyncio.to_thread(manager.__enter__)
     try:
         yield value

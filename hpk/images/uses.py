@@ -1,16 +1,16 @@
-"""Which pods use which converted images, told in the images' directory itself.  Blocking, for threads.
+"""Which pods use which converted images, recorded in the images' directory. Its functions block: call them in threads.
 
 ::
 
     uses/<image>@<pod's UID>    text: the pod's directory, which exists from its job's submission to the pod's end
 
-Control planes of one user may share the images and know nothing of each other's pods; pods outlive their control
-plane.  So a file says that an image is used, and the pod's directory says whether that is still so.  A kubelet writes
-the file before it looks whether the image is there, and whoever removes images looks for files after it has taken the
-image out of sight: one of the two notices the other.
+Several control planes of one user may share the images and do not know each other's pods; pods outlive their control
+plane. So a file records that an image is used, and the pod's directory whether that is still true. A kubelet writes
+the file before it checks that the image exists; a collector looks for files after it has hidden the image. So one of
+the two always notices the other.
 
-A file goes with its pod, whichever kubelet wrote it: ``hpk prune`` asks no API server, so to it a pod without a
-directory is one that is being prepared, for as long as the file is young.
+A file belongs to its pod, whichever kubelet wrote it. ``hpk prune`` asks no API server: it takes a pod without a
+directory for one in preparation while the file is young.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 UNSUBMITTED_SECONDS: Final = 900.0
-"""How long a pod of another control plane may have no directory: its kubelet touches the file every five minutes
-(`collect.PERIOD_SECONDS`) while it prepares one."""
+"""The time that a pod of another control plane may have no directory: its kubelet touches the file every five minutes
+(`collect.PERIOD_SECONDS`) while it prepares one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """One pod's use of one image: ``at`` is when that was last said, ``pod`` the pod's directory."""
+    """One pod's use of one image; ``at`` is the last time it was recorded, ``pod`` the pod's directory."""
 
     file: Path
     image: str
@@ -45,8 +46,8 @@ class Use:
 class Uses:
     """The uses of the images of one directory.
 
-    `pods` is the directory of our own control plane's pods, where there is one; `knows` says whether our own API server
-    has a pod of this UID that has not ended.
+    `pods` is the directory of our own control plane's pods; `knows` returns whether our API server has a pod with this
+    UID that has not ended.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Uses:
         self._looking = threading.Lock()
 
     def add(self, image: str, pod: Path) -> None:
-        """Say that a pod uses an image; it may be said again.
+        """Record that a pod uses an image; idempotent.
 
         Raises:
             OSError: It cannot be written.
@@ -70,7 +71,7 @@ class Uses:
         self._ours.setdefault(pod, set()).add(file)
 
     def forget(self, pod: Path) -> None:
-        """Take back what was said of a pod, by an earlier kubelet too.
+        """Remove the uses of a pod, also those of an earlier kubelet.
 
         Raises:
             OSError: The directory cannot be read.
@@ -81,7 +82,7 @@ class Uses:
                 file.unlink()
 
     def tidy(self) -> None:
-        """Take back what was said of our pods that are gone; costs nothing for those that are not.
+        """Remove the uses of our pods that are gone; costs nothing for the others.
 
         Raises:
             OSError: The directory cannot be read.
@@ -92,7 +93,7 @@ class Uses:
                 self.forget(pod)
 
     def _look_once(self) -> None:
-        """Learn what earlier kubelets have said of our pods."""
+        """Read what earlier kubelets have recorded for our pods."""
         with self._looking:
             if self._has_looked:
                 return
@@ -102,7 +103,7 @@ class Uses:
             self._has_looked = True
 
     def live(self, *, now: float) -> dict[str, list[Use]]:
-        """Return the uses by image; ours that are over are removed, and those of pods without a job touched."""
+        """Return the uses by image; remove our own that have ended, and touch those of pods without a job."""
         found: dict[str, list[Use]] = {}
         for use in self._all():
             if self._is_live(use, now=now):
@@ -139,11 +140,11 @@ class Uses:
                     os.utime(use.file)
             return is_known
         except OSError:
-            return True  # a file system that does not say is no answer
+            return True  # the file system does not respond: unknown
         return not _is_finished(use.pod)
 
 
 def _is_finished(pod: Path) -> bool:
-    """Whether the pod's agent has said that nothing of it runs any more."""
+    """Return whether the pod's agent has reported its end."""
     report = jobdir.peek_json(jobdir.PodDirectory(str(pod)).report)
     return bool(report and report.get("finished_at"))

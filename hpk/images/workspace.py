@@ -1,4 +1,4 @@
-"""A directory for one pull, on the images' file system, and what pulls that crashed have left of theirs.
+"""Work directories of pulls, on the images' file system, and the removal of those of crashed pulls.
 
 ``tmp/<host>-<pid>-<random>``: two containers of a host may have the same process ids.
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CRASHED_SECONDS: Final = 3600.0
-"""A pull's directory whose process is gone is kept this long: it may live in a PID namespace that is not ours."""
+"""Age at which a directory whose process is not found is removed: it may run in another PID namespace."""
 ABANDONED_SECONDS: Final = 2 * 86400.0
 
 
 @contextlib.contextmanager
 def made(images: Path) -> Iterator[Path]:
-    """Make a directory for one pull; it is removed afterwards, come what may.
+    """Make a directory for one pull and remove it afterwards.
 
     Raises:
         OSError: The file system refused.
@@ -40,7 +40,6 @@ def made(images: Path) -> Iterator[Path]:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what crashed pulls have left."""
     now = time.time()
     with contextlib.suppress(FileNotFoundError):
         for path in list(directory.iterdir()):
