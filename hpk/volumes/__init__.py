@@ -1,1 +1,1 @@
-"""A pod's volumes: which objects they need, and the files that those become; nothing is written here."""
+"""A pod's volumes: the objects they need and the files they contain; nothing is written here."""

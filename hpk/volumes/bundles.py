@@ -1,6 +1,6 @@
-"""ClusterTrustBundles that a projected volume asks for: which, and their certificates as one file (KEP-3257).
+"""The ClusterTrustBundles of a projected volume, and their certificates as one file (KEP-3257).
 
-As pkg/kubelet/clustertrustbundle has it: a bundle by its name, or those of a signer that a label selector chooses.
+As in pkg/kubelet/clustertrustbundle, a projection selects a bundle by name, or a signer's bundles by label.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 PATH = "/apis/certificates.k8s.io/v1/clustertrustbundles"
 CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
-LINE = 64
-"""Characters of base64 in a line of PEM."""
+LINE = 64  # characters of base64 in a line of PEM
 
 
 class Key(NamedTuple):
-    """What a projection asks for. A selector of None chooses nothing, an empty one every bundle of the signer."""
+    """The bundles of a projection. A selector of None selects none, an empty one all bundles of the signer."""
 
     name: str
     signer: str = ""
@@ -33,13 +32,13 @@ class Key(NamedTuple):
 
 
 def key(source: v1.TrustBundleSource) -> Key:
-    """Return what a projection asks for."""
+    """Return the key of a projection."""
     selector = source.label_selector
     return Key(source.name, source.signer_name, None if selector is None else _text(selector))
 
 
 def _text(selector: selectors.LabelSelector) -> str:
-    """Return a label selector as the API's query parameter has it."""
+    """Return a label selector as the API's query parameter."""
     parts = [f"{label}={value}" for label, value in sorted(selector.match_labels.items())]
     for one in selector.match_expressions:
         values = ",".join(one.values)
@@ -50,16 +49,16 @@ def _text(selector: selectors.LabelSelector) -> str:
                 parts.append(f"{one.key} notin ({values})")
             case "Exists":
                 parts.append(one.key)
-            case _:  # DoesNotExist: the API server lets no other through
+            case _:  # DoesNotExist: the API server rejects any other
                 parts.append(f"!{one.key}")
     return ",".join(parts)
 
 
 async def read(kube: client.Kube, wanted: Key) -> str | None:
-    """Return the certificates that a projection asks for, or None if there is no such bundle.
+    """Return the certificates of a projection, or None if there is no such bundle.
 
     Raises:
-        errors.ApiUnavailable: The API server is away.
+        errors.ApiUnavailable: The API server does not respond.
     """
     if wanted.name:
         try:
@@ -76,10 +75,10 @@ async def read(kube: client.Kube, wanted: Key) -> str | None:
 
 
 def normalized(bundles: Iterable[str]) -> str:
-    """Return the certificates of PEM texts, each once, without what stands around them."""
+    """Return the distinct certificates of PEM texts, without the text around them."""
     blocks = set[bytes]()
     for block in (block for text in bundles for block in CERTIFICATE.findall(text)):
-        with contextlib.suppress(ValueError):  # no base64: it stands around them
+        with contextlib.suppress(ValueError):  # not base64: text around them
             blocks.add(base64.b64decode(block))
     return "".join(map(_pem, sorted(blocks)))
 

@@ -1,6 +1,6 @@
-"""The downward API: what a pod may know of itself (KEP-less; pkg/fieldpath and pkg/api/v1/resource upstream).
+"""The downward API: a pod's own fields and resources (pkg/fieldpath and pkg/api/v1/resource upstream).
 
-The pod's and the host's addresses are known only to the job: :data:`hpk.jobdir.POD_IP` stands for them.
+Only the job knows the pod's and the host's addresses: :data:`hpk.jobdir.POD_IP` is their placeholder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEYED = re.compile(r"^metadata\.(labels|annotations)\['(.*)'\]$")
 
 
 def field(pod: v1.Pod, path: str) -> str:
-    """The value of a ``fieldRef``, as the kubelet formats it.
+    """Return the value of a ``fieldRef``, formatted as by the kubelet.
 
     Raises:
         errors.PodRefused: There is no such field.
@@ -49,12 +49,12 @@ def field(pod: v1.Pod, path: str) -> str:
 
 
 def as_lines(values: Mapping[str, str]) -> str:
-    """Labels or annotations as sorted ``key="escaped value"`` lines, without a final newline."""
+    """Return labels or annotations as sorted ``key="escaped value"`` lines, without a final newline."""
     return "\n".join(f"{key}={_quoted(values[key])}" for key in sorted(values))
 
 
 def _quoted(text: str) -> str:
-    """As Go's strconv.Quote, for the characters that occur in practice."""
+    """Quote like Go's strconv.Quote, for the characters that occur in practice."""
     short = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r", "\a": "\\a", "\b": "\\b"}
     short |= {"\f": "\\f", "\v": "\\v"}
     return '"' + "".join(short.get(c) or (c if c.isprintable() else _escaped(c)) for c in text) + '"'
@@ -66,10 +66,10 @@ def _escaped(character: str) -> str:
 
 
 def resource(pod: v1.Pod, container: str, ref: v1.ResourceFieldSelector, *, allocatable: Mapping[str, Decimal]) -> str:
-    """The value of a ``resourceFieldRef``: ceil(quantity / divisor); a missing limit is the node's allocatable.
+    """Return the value of a ``resourceFieldRef``: ceil(quantity / divisor); a missing limit is the node's allocatable.
 
     Raises:
-        errors.PodRefused: No such container or resource.
+        errors.PodRefused: There is no such container or resource.
     """
     named = ref.container_name or container
     found = next((c for c in (*pod.all_containers, *pod.spec.ephemeral_containers) if c.name == named), None)

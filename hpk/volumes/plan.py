@@ -1,7 +1,7 @@
-"""From a pod's volumes and what was found for them to the files that the agent will make; pure.
+"""The plan of a pod's volumes: the files that the agent will make; pure.
 
-Modes and layout are the kubelet's (pkg/volume/{configmap,secret,projected,downwardapi}): ``defaultMode`` 0644,
-only the listed items where there are any, later projections win.
+Modes and layout are the kubelet's (pkg/volume/{configmap,secret,projected,downwardapi}): ``defaultMode`` 0644, only
+the listed items if there are any, and later projections override earlier ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 DEFAULT_MODE = 0o644
 OWNED_MODE = 0o600
-"""Of a file with an owner; the agent adds what an fsGroup may."""
+"""Mode of a file with an owner; the agent adds the permissions for an fsGroup."""
 
 
 class SourceMissing(errors.HpkError):
-    """A ConfigMap, a Secret or a key that a volume needs is not there (yet); the volume's name is an attribute."""
+    """A ConfigMap, a Secret or a key that a volume needs does not exist (yet)."""
 
     def __init__(self, message: str, *, volume: str) -> None:
         super().__init__(f'MountVolume.SetUp failed for volume "{volume}" : {message}')
@@ -36,10 +36,10 @@ class SourceMissing(errors.HpkError):
 def volumes(
     pod: v1.Pod, found: sources.Sources, *, allocatable: Mapping[str, Decimal], memory_limit: int | None = None
 ) -> list[records.Volume]:
-    """The pod's volumes for the agent; none in memory is larger than the pod's memory limit, if it has one.
+    """Return the pod's volumes for the agent; those in memory are at most as large as the pod's memory limit.
 
     Raises:
-        SourceMissing: The first volume that cannot be made yet, in the kubelet's words.
+        SourceMissing: A source of a volume is missing; the text is the kubelet's.
     """
     return [_volume(pod, volume, found, allocatable, memory_limit) for volume in pod.spec.volumes]
 
@@ -62,13 +62,13 @@ def _volume(
     size = quantity.ceiling(quantity.parse(limit)) if limit is not None else None
     medium = directory.medium if directory else ""
     if medium == "Memory" and memory_limit:
-        # What is in it counts as the pod's memory (pkg/volume/emptydir, calculateEmptyDirMemorySize).
+        # Its content counts as the pod's memory (pkg/volume/emptydir, calculateEmptyDirMemorySize).
         size = min(size or memory_limit, memory_limit)
     return {"name": volume.name, "kind": "empty_dir", "medium": medium, "size_limit": size}
 
 
 def only_user(pod: v1.Pod) -> int | None:
-    """The user that all containers of the pod are to run as, or None (pkg/volume/util FsUserFrom)."""
+    """Return the user that all containers of the pod run as, or None (pkg/volume/util FsUserFrom)."""
     users = set()
     for container in (*pod.all_containers, *pod.spec.ephemeral_containers):
         own = container.security_context.run_as_user
@@ -77,7 +77,7 @@ def only_user(pod: v1.Pod) -> int | None:
 
 
 class _Files:
-    """Collects the files of one volume; a later file of the same path wins, as projections do."""
+    """Collects the files of one volume; a later file replaces one with the same path."""
 
     def __init__(
         self, pod: v1.Pod, volume: v1.Volume, found: sources.Sources, allocatable: Mapping[str, Decimal]
@@ -118,7 +118,7 @@ class _Files:
         self._files[path] = {"path": path, "mode": DEFAULT_MODE if mode is None else mode, "data": text}
 
     def _add_owned(self, path: str, text: str, default: int | None) -> None:
-        """Tokens and trust bundles are for the one user of the pod's containers, or for its fsGroup, if any."""
+        """Add a token or trust bundle, readable by the one user of the pod's containers or by its fsGroup, if any."""
         user = only_user(self._pod)
         has_owner = user is not None or self._pod.spec.security_context.fs_group is not None
         self._add(path, text.encode(), OWNED_MODE if has_owner else default)

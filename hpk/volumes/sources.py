@@ -1,7 +1,7 @@
-"""The ConfigMaps, Secrets and tokens that a pod refers to: which, and fetching them as the node may.
+"""The ConfigMaps, Secrets and tokens that a pod refers to, and reading them as the node.
 
-The node authorizer lets the kubelet read only what a bound pod refers to, and its graph lags the binding a
-little, so a first 403 is tried again.
+The node authorizer lets the kubelet read only objects that a bound pod refers to, and its graph lags the binding a
+little, so a first 403 is retried.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECONDS_TRIES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pauses between tries of a read that the node authorizer does not allow yet."""
+"""Pauses between attempts of a read that the node authorizer does not allow yet."""
 
 RENEWED_AT_PART = 0.8
-"""How much of a token's life may pass before it is renewed; the kubelet's (pkg/kubelet/token/token_manager.go)."""
+"""Share of a token's lifetime after which it is renewed; the kubelet's (pkg/kubelet/token/token_manager.go)."""
 RENEWED_AT_SECONDS = 86400.0
 """The same for tokens that live for days."""
 JITTER_PART = 0.1
-"""Of that time, at random: pods that were created together need not ask together."""
+"""Random share of that time, so that pods that were created together do not renew together."""
 
-TokenKey = tuple[str, int]
-"""Audience and life time in seconds."""
+TokenKey = tuple[str, int]  # audience and lifetime in seconds
 
 
 @dataclass(frozen=True)
 class Token:
-    """A service account's token, and when it should be replaced (Unix seconds)."""
+    """A service account's token, and the time of its renewal (Unix seconds)."""
 
     text: str
     renew_at: float
@@ -54,7 +53,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Sources:
-    """What was found; a name that maps to None does not exist."""
+    """The objects found; a name that maps to None does not exist."""
 
     config_maps: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     secrets: dict[str, dict[str, Any] | None] = field(default_factory=dict)
@@ -63,7 +62,7 @@ class Sources:
 
 
 def needs(pod: v1.Pod) -> Needs:
-    """All that the pod refers to, from volumes, environments and pull secrets."""
+    """Return all that the pod refers to in volumes, environments and pull secrets."""
     config_maps, secrets, tokens, trusted = set[str](), set[str](), set[TokenKey](), set[bundles.Key]()
     for volume in pod.spec.volumes:
         for source in _projections(volume):
@@ -86,12 +85,12 @@ def needs(pod: v1.Pod) -> Needs:
 
 
 def token_key(source: v1.TokenSource) -> TokenKey:
-    """What makes two token requests of one pod the same."""
+    """Return the key by which two token requests of one pod are equal."""
     return (source.audience, source.expiration_seconds)
 
 
 def _projections(volume: v1.Volume) -> Iterator[v1.Projection]:
-    """The sources of a volume, a plain one as a projection of itself."""
+    """Yield the sources of a volume, a plain one as a projection of itself."""
     if volume.projected:
         yield from volume.projected.sources
     else:
@@ -99,11 +98,11 @@ def _projections(volume: v1.Volume) -> Iterator[v1.Projection]:
 
 
 async def gather(kube: client.Kube, pod: v1.Pod, *, shared: SharedConfigMaps) -> Sources:
-    """Fetch everything at once.
+    """Fetch everything concurrently.
 
     Raises:
-        errors.ApiUnavailable: The API server is away.
-        errors.Rejected: A read was refused for good, such as a token for a service account that is gone.
+        errors.ApiUnavailable: The API server does not respond.
+        errors.Rejected: A read was refused for good, such as a token of a deleted service account.
     """
     wanted, namespace = needs(pod), pod.metadata.namespace
     trusted = list(wanted.bundles)
@@ -122,10 +121,10 @@ async def gather(kube: client.Kube, pod: v1.Pod, *, shared: SharedConfigMaps) ->
 
 
 class SharedConfigMaps:
-    """Reads ConfigMaps, and remembers the one that nearly every pod mounts and nobody changes.
+    """Reads ConfigMaps, and caches ``kube-root-ca.crt``, which nearly every pod mounts.
 
-    ``kube-root-ca.crt`` is written once per namespace by the controller-manager; to read it anew for each of
-    a thousand pods would be most of the kubelet's load.
+    The controller-manager writes it once per namespace; reading it for each of a thousand pods would be most of the
+    kubelet's load.
     """
 
     ROOT_CA = "kube-root-ca.crt"
@@ -134,7 +133,7 @@ class SharedConfigMaps:
         self._root_ca: dict[str, dict[str, Any]] = {}
 
     async def get(self, kube: client.Kube, namespace: str, name: str) -> dict[str, Any] | None:
-        """The ConfigMap, or None if it does not exist."""
+        """Return the ConfigMap, or None if it does not exist."""
         if name == self.ROOT_CA and namespace in self._root_ca:
             return self._root_ca[namespace]
         found = await _read(kube, "configmaps", namespace, name)
@@ -161,8 +160,8 @@ async def token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> Token:
     """Request a token of the pod's service account, bound to the pod.
 
     Raises:
-        errors.ApiUnavailable: The API server is away.
-        errors.Rejected: It was refused for good: the pod or its service account is gone.
+        errors.ApiUnavailable: The API server does not respond.
+        errors.Rejected: The request was refused for good: the pod or its service account is gone.
         errors.NotFound: The same.
     """
     audience, seconds = key
@@ -183,7 +182,7 @@ async def token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> Token:
 
 
 def _renew_at(status: dict[str, Any], *, now: float, seconds: float) -> float:
-    """When the kubelet would renew the token; the API server may have given it a shorter life than asked for."""
+    """Return when the kubelet would renew the token; the API server may have shortened the requested lifetime."""
     if text := status.get("expirationTimestamp"):
         seconds = datetime.fromisoformat(text).timestamp() - now
     wait = min(seconds * RENEWED_AT_PART, RENEWED_AT_SECONDS)
