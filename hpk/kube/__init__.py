@@ -1,9 +1,9 @@
-"""The only HTTP to the API server."""
+"""The client of the API server."""
 
 from hpk.aio import lean
 
-# The package `kubernetes` imports all of itself. What is synchronous needs requests, oauthlib, urllib3 and websocket;
-# nothing here uses it: 8 MiB, and 70 ms of each command's start.
+# The package `kubernetes` imports all its parts. The synchronous ones need requests, oauthlib, urllib3 and websocket:
+# 8 MiB, and 70 ms of each command's start. Nothing here uses them.
 lean.later(
     *(
         f"kubernetes.{part}"

@@ -1,4 +1,4 @@
-"""What the API server asks of an admission webhook, and how it wants the answer; pure.
+"""The API server's questions to an admission webhook, and the answers; pure.
 
 Source: k8s.io/api/admission/v1/types.go of Kubernetes 1.37.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 PATH = "/admission"
-"""Where the kubelet's API takes reviews; the API server is told so."""
+"""Path of the webhook in the kubelet's API, as registered with the API server."""
 FORBIDDEN = 403
 
 Object = dict[str, Any]
@@ -19,14 +19,12 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """May this object be created, or changed?
+    """The question whether an object may be created or changed.
 
     Attributes:
-        uid: Of the question.
-        kind: Of the object, such as ``Pod``.
         raw: The object, with the server's defaults.
-        old: What it shall replace.
-        part: The subresource through which it is changed, such as ``ephemeralcontainers``; empty for the object.
+        old: The object that it replaces.
+        part: The subresource that changes it, such as ``ephemeralcontainers``; empty for the object itself.
     """
 
     uid: str
@@ -37,10 +35,10 @@ class Question:
 
 
 def question(body: bytes) -> Question:
-    """Read an AdmissionReview.
+    """Parse an AdmissionReview.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not an AdmissionReview.
     """
     try:
         request = msgspec.json.decode(body)["request"]
@@ -60,7 +58,7 @@ def question(body: bytes) -> Question:
 
 
 def answer(uid: str, *, refusal: str | None, warnings: list[str]) -> bytes:
-    """Encode the answer: yes without a refusal, else no with its text, which kubectl prints."""
+    """Encode the answer: allowed, or denied with the text of the refusal, which kubectl prints."""
     response: Object = {"uid": uid, "allowed": refusal is None}
     if refusal is not None:
         response["status"] = {"message": refusal, "reason": "Forbidden", "code": FORBIDDEN}

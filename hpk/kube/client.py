@@ -1,7 +1,7 @@
-"""The only HTTP to the API server: raw JSON objects in and out, errors mapped once.
+"""A client of the API server: raw JSON objects in and out, errors mapped once.
 
-Built on kubernetes.aio for kubeconfigs, TLS and connections.  Objects stay dicts, as the API server sent
-them: a kubelet must carry fields that it does not know, and typed models would drop them.
+Built on kubernetes.aio for kubeconfigs, TLS and connections. Objects stay dicts as the API server sent them: a
+kubelet must keep fields that it does not know, and typed models would drop them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PATCH_TYPES: Mapping[str, str] = {
     "json": "application/json-patch+json",
 }
 USER_AGENT = f"hpk/{hpk.__version__}"
-"""Objects name us by it among their managers (managedFields), and so does the audit log."""
+"""Identifies us in objects' managedFields and in the audit log."""
 TIMEOUT_SECONDS = 30.0
 WATCH_SILENCE_SECONDS = 90.0
-"""Bookmarks arrive about every minute; a watch that is silent for longer is taken to be dead."""
+"""Bookmarks arrive about every minute; a watch that is silent for longer counts as dead."""
 CONNECTIONS = 16
-"""At most, the watches included: each holds half a megabyte, most of it buffers of TLS, until it has idled for 15 s."""
+"""Most connections, watches included: each takes half a megabyte, mostly TLS buffers, until it has idled for 15 s."""
 LONG_LINE_BYTES = 4 << 20
 
 
@@ -46,26 +46,24 @@ class Kube:
 
     def __init__(self, configuration: Configuration) -> None:
         configuration.connection_pool_maxsize = CONNECTIONS
-        # A site's http_proxy is for the outside world, never for our own API server.
+        # A site's http_proxy is for external hosts, never for our own API server.
         configuration.client_session_kwargs = {"trust_env": False, "read_bufsize": LONG_LINE_BYTES}
         self._rest = RESTClientObject(configuration)
         self.url = str(configuration.host).rstrip("/")
 
     @classmethod
     async def from_kubeconfig(cls, path: Path | str, *, server: str = "") -> Self:
-        """Connect as the current user of a kubeconfig file.
-
-        `server` is where the API server is reached, if not where the file says.
+        """Connect as the current user of a kubeconfig file; `server` replaces the file's URL.
 
         Raises:
-            errors.Fatal: The file is missing or is no kubeconfig.
+            errors.Fatal: The file is missing or is not a kubeconfig.
         """
         configuration = Configuration()
         try:
             await kube_config.load_kube_config(str(path), client_configuration=configuration, persist_config=False)
         except (kube_config.ConfigException, OSError) as error:
             raise errors.Fatal(f"Cannot use the kubeconfig {path}: {error}") from error
-        except (ValueError, TypeError, AttributeError, KeyError) as error:  # what the library makes of nonsense
+        except (ValueError, TypeError, AttributeError, KeyError) as error:  # the library's errors for invalid content
             raise errors.Fatal(f"Cannot use the kubeconfig {path}: it is no kubeconfig: {error!r}") from error
         configuration.host = server or configuration.host
         return cls(configuration)
@@ -77,11 +75,11 @@ class Kube:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; the client is of no use afterwards."""
+        """Close all connections; the client cannot be used afterwards."""
         await self._rest.close()
 
     async def get(self, path: str, *, query: Mapping[str, Any] | None = None) -> Object:
-        """The object or list at this path, such as ``/api/v1/namespaces/a/pods/b``."""
+        """Return the object or list at this path, such as ``/api/v1/namespaces/a/pods/b``."""
         return await self._request("GET", path, query=query)
 
     async def create(self, path: str, body: Object) -> Object:
@@ -97,7 +95,7 @@ class Kube:
         return await self._request("PATCH", path, body=body, content_type=PATCH_TYPES[kind])
 
     async def apply(self, path: str, body: Object, *, manager: str) -> Object:
-        """Server-side apply of body by the field manager; creates the object if it is missing."""
+        """Apply body server-side as this field manager; create the object if it is missing."""
         query = {"fieldManager": manager, "force": "true"}
         return await self._request("PATCH", path, query=query, body=body, content_type="application/apply-patch+yaml")
 
@@ -109,7 +107,7 @@ class Kube:
         """Yield watch events (``{"type", "object"}``) until the server ends the watch.
 
         Raises:
-            errors.Conflict: The version is too old (410): list anew.
+            errors.Conflict: The resourceVersion is too old (410): list again.
             errors.ApiUnavailable: The connection broke or fell silent.
         """
         asked = {**query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": resource_version}
@@ -173,23 +171,22 @@ class Kube:
 
 
 def _timeout(*, silence_seconds: float) -> aiohttp.ClientTimeout:
-    """Return limits for the server alone: to wait for one of our own connections is not its fault, however long."""
+    """Return timeouts for the server alone; waiting for one of our own connections has no limit."""
     return aiohttp.ClientTimeout(total=None, connect=None, sock_connect=TIMEOUT_SECONDS, sock_read=silence_seconds)
 
 
 def pod_path(namespace: str, name: str = "", subresource: str = "") -> str:
-    """The API path of a namespace's pods, of one pod, or of its subresource."""
+    """Return the API path of a namespace's pods, of one pod, or of its subresource."""
     parts = ["/api/v1/namespaces", quote(namespace), "pods", quote(name), subresource]
     return "/".join(part for part in parts if part)
 
 
 def core_path(kind: str, namespace: str, name: str = "") -> str:
-    """The API path of a namespaced core object, such as ``configmaps`` or ``events``."""
+    """Return the API path of a namespaced core object, such as ``configmaps`` or ``events``."""
     return f"/api/v1/namespaces/{quote(namespace)}/{kind}" + (f"/{quote(name)}" if name else "")
 
 
 def _error(code: int, data: bytes, *, method: str, path: str) -> errors.HpkError:
-    """The error of our tree for an answer of the API server."""
     try:
         message = str(msgspec.json.decode(data).get("message") or "")
     except (msgspec.DecodeError, AttributeError):

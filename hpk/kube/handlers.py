@@ -1,4 +1,4 @@
-"""Probes and hooks: what the agent is told of them is what was given, without defaults of ours."""
+"""Probes and hooks as given, without our defaults, for the agent."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A local copy of some objects of the API server, kept true by list and watch.
+"""A local copy of some objects of the API server, kept current by list and watch.
 
-As client-go's reflector does: list, then watch from there; a broken watch goes on from the last version seen,
-a version too old (410) lists anew.  Subscribers are told which object changed, not how: they compare what
-is desired with what is (level, not edge), so a missed or doubled call does no harm.
+As in client-go's reflector, a broken watch resumes from the last resourceVersion seen; if that is too old (410), the
+objects are listed again. Subscribers learn which object changed, not how: they compare the desired with the actual
+state (level, not edge), so a missed or repeated call does no harm.
 """
 
 from __future__ import annotations
@@ -22,16 +22,11 @@ if TYPE_CHECKING:
 
 LOG = structlog.get_logger(__name__)
 PAUSES = backoff.Policy(first_seconds=0.1, cap_seconds=5.0, healthy_seconds=5.0)
-"""Between a watch that failed or ended and the next; one that has lasted is followed at once."""
+"""Between a watch that failed or ended and the next; one that has lasted is replaced at once."""
 
 
 class Informer:
-    """A cache of the objects at one path, by UID.
-
-    Attributes:
-        objects: The newest known state, by ``metadata.uid``; treat the dicts as read-only.
-        synced: Set once the first list is in.
-    """
+    """A cache of the objects at one path, by UID, whose dicts are read-only; ``synced`` is set after the first list."""
 
     def __init__(
         self,
@@ -47,11 +42,11 @@ class Informer:
         self._names: dict[tuple[str, str], str] = {}
 
     def named(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """The object of this name, or None."""
+        """Return the object of this name, or None."""
         return self.objects.get(self._names.get((namespace, name), ""))
 
     async def run(self) -> None:
-        """Keep the copy true until cancelled; an API server that is away is waited for, without end."""
+        """Keep the copy current until cancelled; retry without end while the API server does not respond."""
         pauses = backoff.Backoff(PAUSES)
         version = ""
         while True:
@@ -62,11 +57,11 @@ class Informer:
                 version = await self._watch(version)
             except errors.Conflict:
                 version, trouble = "", "its version is too old"
-            except Exception as error:  # noqa: BLE001 - whatever a server answers, the watch goes on
+            except Exception as error:  # noqa: BLE001 - the watch survives any response
                 version, trouble = version if isinstance(error, errors.ApiUnavailable) else "", str(error)
                 LOG.warning("Cannot watch, will try again", path=self._path, error=trouble)
             pause = pauses.failed()
-            if pauses.failures > 1:  # servers end watches now and then, and that is no failure
+            if pauses.failures > 1:  # servers end watches now and then; that is not a failure
                 LOG.debug("Watching again", path=self._path, after=trouble, pause_seconds=round(pause, 1))
                 await asyncio.sleep(pause)
 

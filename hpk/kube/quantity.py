@@ -30,10 +30,10 @@ _QUANTITY = re.compile(
 
 
 def parse(quantity: str | float) -> Decimal:
-    """The number that a quantity means.
+    """Return the number that a quantity means.
 
     Raises:
-        ValueError: It is no quantity.
+        ValueError: It is not a quantity.
     """
     found = _QUANTITY.fullmatch(str(quantity))
     if found is None:
@@ -42,7 +42,7 @@ def parse(quantity: str | float) -> Decimal:
 
 
 def text(value: Decimal) -> str:
-    """A number of bytes as Kubernetes writes it: with the largest of its binary suffixes that leaves it whole."""
+    """Return a number of bytes as Kubernetes writes it, with the largest binary suffix that keeps it whole."""
     number = ceiling(value)
     for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
         if number and number % int(_SUFFIXES[suffix]) == 0:
@@ -51,5 +51,5 @@ def text(value: Decimal) -> str:
 
 
 def ceiling(value: Decimal) -> int:
-    """The smallest whole number that is not less."""
+    """Return the smallest integer that is not less."""
     return int(value.to_integral_value(rounding=ROUND_CEILING))

@@ -1,4 +1,4 @@
-"""The readiness of a component of the control plane: what its /readyz answers, with a client certificate."""
+"""The readiness of a control plane component, from its /readyz, with a client certificate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ASK_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Https:
-    """Ready is what answers 200 at the URL, to this client."""
+    """A check that the URL answers 200 to this client."""
 
     url: str
     authority: Path
@@ -25,10 +25,10 @@ class Https:
     key: Path
 
     async def __call__(self) -> str | None:
-        """Return None if it answers 200, else the first line of the trouble."""
+        """Return None if it answers 200, else a one-line description of the problem."""
         timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
         try:
-            # A connection of its own each time: a restarted component must not be judged by an old one.
+            # A new connection each time: an old one says nothing about a restarted component.
             async with (
                 aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=self._tls)) as session,
                 session.get(self.url) as response,
@@ -47,6 +47,6 @@ class Https:
 
 
 def _failures(text: str) -> str:
-    """Return the lines of a verbose /readyz that failed, else the beginning."""
+    """Return the failed lines of a verbose /readyz, else its beginning."""
     failed = [line for line in text.splitlines() if line.startswith("[-]")]
     return "; ".join(failed) or text[:200]

@@ -1,4 +1,4 @@
-"""Selectors and tolerations: what matches what, as apimachinery and the scheduler decide it; pure.
+"""Selectors and tolerations, matched as apimachinery and the scheduler do; pure.
 
 Sources, Kubernetes 1.37: apimachinery pkg/labels/selector.go (Requirement.Matches), component-helpers
 scheduling/corev1/nodeaffinity, api core/v1/toleration.go (ToleratesTaint).
@@ -24,7 +24,7 @@ class Requirement(Model, frozen=True, kw_only=True):
     values: list[str] = []
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether these labels meet it; an operator that does not exist is met by none."""
+        """Return whether these labels meet it; an unknown operator never matches."""
         value = labels.get(self.key)
         match self.operator:
             case "In":
@@ -41,7 +41,7 @@ class Requirement(Model, frozen=True, kw_only=True):
                 return False
 
     def _compares(self, value: str | None) -> bool:
-        """Compare as numbers; what is no whole number matches nothing."""
+        """Compare as integers; anything else matches nothing."""
         if value is None or len(self.values) != 1:
             return False
         mine, theirs = number(value), number(self.values[0])
@@ -97,7 +97,7 @@ class Taint(Model, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The taint as messages of the scheduler name it."""
+        """The taint as the scheduler's messages name it."""
         return f"{{{self.key}: {self.value}}}"
 
 
@@ -168,7 +168,7 @@ def untolerated(taints: list[Taint], tolerations: list[Toleration]) -> list[Tain
 
 
 def number(text: str) -> int | None:
-    """Return the whole number of 64 bits that Go's strconv.ParseInt reads, or None."""
+    """Return the 64-bit integer that Go's strconv.ParseInt reads, or None."""
     if not INT64.fullmatch(text):
         return None
     value = int(text)

@@ -1,7 +1,7 @@
-"""``v1.Pod`` as far as HPK honours it, decoded with :func:`pod`.
+"""The fields of ``v1.Pod`` that HPK supports, decoded with :func:`pod`.
 
-What is no field here is refused by name, or has no meaning here: ``hpk.pods.fields`` says which and why.  Field
-names are those of the API, in snake case.  Source: k8s.io/api/core/v1/types.go of Kubernetes 1.37.
+Any other field is rejected by name, or has no meaning here: ``hpk.pods.fields`` says which and why. Field names are
+the API's, in snake case. Source: k8s.io/api/core/v1/types.go of Kubernetes 1.37.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Container(Model, frozen=True, kw_only=True):
 
 
 class EphemeralContainer(Container, frozen=True, kw_only=True):
-    """The API server lets none through that has ports, probes, hooks, resources or sub paths."""
+    """An ephemeral container; the API server rejects ports, probes, hooks, resources and sub paths in it."""
 
     target_container_name: str = ""
 
@@ -309,7 +309,7 @@ class PodSpec(Model, frozen=True, kw_only=True):
     runtime_class_name: str = ""
     overhead: dict[str, str | int | float] = {}
     resources: Resources = Resources()
-    # What a scheduler looks at, see hpk.pods.schedule.
+    # For a scheduler, see hpk.pods.schedule.
     scheduler_name: str = ""
     scheduling_gates: list[SchedulingGate] = []
     priority: int = 0
@@ -334,7 +334,7 @@ class PodStatus(Model, frozen=True, kw_only=True):
 
 
 class Pod(Model, frozen=True, kw_only=True):
-    """A pod: ``pod.where`` is ``namespace/name`` for messages."""
+    """A pod."""
 
     metadata: Metadata
     spec: PodSpec
@@ -342,19 +342,19 @@ class Pod(Model, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """``namespace/name``."""
+        """``namespace/name``, for messages."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def all_containers(self) -> list[Container]:
-        """Init containers, then the others, in the order of the spec; ephemeral ones are no part of what a pod is."""
+        """Init containers, then the others, in the order of the spec; no ephemeral containers."""
         return [*self.spec.init_containers, *self.spec.containers]
 
 
 def pod(raw: dict[str, Any]) -> Pod:
-    """Return the typed view of a raw pod; what HPK does not know is left out.
+    """Return the typed view of a raw pod, without fields that HPK does not know.
 
     Raises:
-        msgspec.ValidationError: The object is no pod; the API server lets none such through.
+        msgspec.ValidationError: The object is not a pod; the API server rejects such objects.
     """
     return msgspec.convert(raw, Pod)
