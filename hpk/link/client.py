@@ -1,4 +1,4 @@
-"""The agent's end of the link: dials the kubelet, and does so again for ever."""
+"""The agent's end of the link: dials the kubelet, and redials without end."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 PROTOCOL = 5
 FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
-"""gRPC would let what a session holds that nobody reads grow to many megabytes for each."""
+"""A fixed flow-control window: with gRPC's estimate each unread session would grow to many megabytes."""
 LARGE_FRAMES = ("grpc.http2.max_frame_size", 1 << 20)
-"""A piece of a session in one HTTP/2 frame, not in 32: a seventh less to do for each end."""
+"""A piece of a session in one HTTP/2 frame instead of 32: a seventh less CPU time on each end."""
 OPTIONS = (
     ("grpc.ssl_target_name_override", wire.SERVER_NAME),
-    # A compute node that vanishes, or a control plane that moves, is noticed within half a minute.
+    # To notice within half a minute that a compute node vanished or a control plane moved.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -42,12 +42,12 @@ OPTIONS = (
 FIRST_PAUSE_SECONDS = 0.2
 MOST_PAUSE_SECONDS = 15.0
 LEAST_SKEW_SECONDS = 2.0
-"""Two clocks that differ by less are taken for one: times are told in whole seconds."""
+"""A smaller difference between two clocks is ignored: times are reported in whole seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terminate:
-    """The kubelet's wish to end the pod."""
+    """The kubelet's request to end the pod."""
 
     grace_seconds: float
     reason: str
@@ -55,7 +55,7 @@ class Terminate:
 
 
 class LinkClient:
-    """Keeps the kubelet informed of the newest report; older ones do not matter."""
+    """Sends the kubelet the newest report; older ones do not matter."""
 
     def __init__(
         self,
@@ -74,23 +74,14 @@ class LinkClient:
         on_clock: Callable[[float], bool] = lambda _ahead_seconds: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Know who we are and whom to trust.
+        """Prepare a client; nothing is opened yet.
 
-        Args:
-            uid: The pod's, which is the certificate's common name.
-            job_id: The Slurm job.
-            version: Of the agent.
-            endpoint_file: Says where the kubelet is; read again before each attempt.
-            ca: PEM of who may be the kubelet.
-            certificate: PEM of ours.
-            key: PEM of ours.
-            on_terminate: Called in the event loop.
-            on_session: Serves a session, in a task of its own that is cancelled when its client is gone.
-            on_start: Called in the event loop with an ephemeral container's plan, more than once with the same.
-            on_renew: Called in the event loop with volumes whose files have changed.
-            on_clock: Told at each welcome how far our clock is ahead of the kubelet's; whether another report will
-                be published that takes account of it, so that the kubelet need not see one that does not.
-            clock: Unix time.
+        `uid` is the certificate's common name, `ca` the PEM of the kubelet's authority. `endpoint_file` holds the
+        kubelet's address and is read again before each attempt. `on_session` serves a session, in a task that is
+        cancelled when its client is gone. The other functions are called in the event loop: `on_start` with an
+        ephemeral container's plan, possibly repeatedly; `on_renew` with volumes whose files have changed; `on_clock` at
+        each welcome with the seconds that our clock is ahead of the kubelet's. It returns whether a report that
+        accounts for this will be published, so that the current one need not be sent. `clock` returns Unix time.
         """
         self._on_clock, self._clock = on_clock, clock
         self._asked_at = 0.0
@@ -102,27 +93,27 @@ class LinkClient:
         self._newest: tuple[int, bytes] | None = None
         self._news = asyncio.Event()
         self.is_connected = False
-        """Whether the kubelet has welcomed us, and the stream has not broken since."""
+        """Whether the kubelet has welcomed us on a stream that is still open."""
         self._acknowledged = 0
         self._heard = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to dial; goes on until :meth:`close`."""
+        """Start to dial, until :meth:`close`."""
         self._task = asyncio.create_task(self._run(), name="link client")
 
     async def close(self) -> None:
-        """Hang up."""
+        """Stop and disconnect."""
         if self._task:
             await aiotasks.cancel(self._task)
 
     def publish(self, sequence: int, data: bytes) -> None:
-        """Have the kubelet told, now or when it can be reached."""
+        """Send a report to the kubelet, now or when it can be reached."""
         self._newest = (sequence, data)
         self._news.set()
 
     async def acknowledged(self, sequence: int) -> None:
-        """Wait until the kubelet has acted on this report."""
+        """Wait until the kubelet has processed this report."""
         while self._acknowledged < sequence:
             self._heard.clear()
             await self._heard.wait()
@@ -139,22 +130,22 @@ class LinkClient:
                 if endpoint and await self._attach(f"{endpoint['host']}:{endpoint['port']}"):
                     pause = FIRST_PAUSE_SECONDS
             except (OSError, ValueError, KeyError, grpc.RpcError):
-                pass  # the kubelet is away, or is just writing its address
-            except Exception:  # noqa: BLE001 - an agent that stops dialling cannot be reached any more
+                pass  # the kubelet is away, or is writing its address
+            except Exception:  # noqa: BLE001 - an agent that stops dialling cannot be reached
                 print(f"Cannot talk to the kubelet, will try again:\n{traceback.format_exc()}", flush=True)  # noqa: T201 - the job's output is the log
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads agents, protects nothing
             pause = min(pause * 2, MOST_PAUSE_SECONDS)
 
     async def _endpoint(self) -> dict[str, Any] | None:
-        """Where the kubelet says that it is; in a thread, for a home that hangs must hang nothing but the link."""
+        """Return the kubelet's endpoint, read in a thread so that a home that hangs blocks only the link."""
         try:
             found: dict[str, Any] | None = await asyncio.to_thread(jobdir.read_json, self._endpoint_file)
-        except RuntimeError:  # no thread can be had, as the pod has them all
+        except RuntimeError:  # no thread can be started: the pod uses all
             found = jobdir.read_json(self._endpoint_file)
         return found
 
     async def _attach(self, target: str) -> bool:
-        """Talk until the stream breaks; whether the kubelet had welcomed us."""
+        """Communicate until the stream breaks; return whether the kubelet had welcomed us."""
         was_welcome = False
         async with grpc.aio.secure_channel(target, self._credentials, options=OPTIONS) as channel:
             welcomed = asyncio.Event()
@@ -215,10 +206,10 @@ def _loads(data: bytes) -> Any:
 
 
 def ahead_seconds(now: float, *, asked_at: float, heard_at: float) -> float:
-    """How far our clock is ahead of one that was read while we waited; 0 if the two may be the same."""
+    """Return how far our clock is ahead of one that was read during our request; 0 if the two may be equal."""
     least_ahead, most_ahead = asked_at - now, heard_at - now
     is_certain = least_ahead >= LEAST_SKEW_SECONDS or most_ahead <= -LEAST_SKEW_SECONDS
-    return most_ahead if is_certain else 0.0  # to ask may include to connect; the answer takes but a moment
+    return most_ahead if is_certain else 0.0  # the request may include connecting; the response is quick
 
 
 async def _none(_request: sessions.Request, _peer: peer.Peer) -> sessions.Ended:

@@ -1,10 +1,9 @@
-"""A datagram says that ``report.json`` has news, and one comes back when the kubelet has read it.
+"""Datagrams that announce a new ``report.json``, and the kubelet's that acknowledge reading it.
 
 A connection with TLS and gRPC costs an agent 150 ms of CPU, most of it imports: three times what a short pod's own
-program may need.  A pod that ends in its first second does without.  What counts is in the file; a datagram only says
-when to look.  Each is sealed with a key of the pod's own, which its plan holds (keyed BLAKE2b, RFC 7693): nothing is
-read or answered for anybody else.  One that is lost, or cannot pass, costs the agent a moment: it then dials, as every
-longer pod does.
+program may need. A pod that ends in its first second does without. The content is in the file; a datagram only says
+when to read it. Each is authenticated with a key of the pod, which its plan holds (keyed BLAKE2b, RFC 7693); any other
+is ignored. If one is lost or blocked, the agent dials after a moment, as that of every longer pod does.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SEAL_BYTES: Final = 16
 
 
 def key_of(secret: bytes, uid: str) -> bytes:
-    """Return the pod's own key, 32 bytes, which the kubelet derives anew whenever it needs it."""
+    """Return the pod's key, 32 bytes, which the kubelet derives again whenever it needs it."""
     return hashlib.blake2b(uid.encode(), key=hashlib.sha256(secret).digest(), digest_size=32).digest()
 
 
@@ -40,7 +39,7 @@ def _sealed(text: bytes, key: bytes) -> bytes:
 
 
 def _opened(data: bytes, key: bytes) -> bytes | None:
-    """Return the text, or None if another key has sealed it."""
+    """Return the text, or None if it was sealed with another key."""
     text = data[: -2 * _SEAL_BYTES - 1]
     return text if hmac.compare_digest(_sealed(text, key), data) else None
 
@@ -48,8 +47,8 @@ def _opened(data: bytes, key: bytes) -> bytes | None:
 class Doorbell(asyncio.DatagramProtocol):
     """The kubelet's end.
 
-    The host is the address that agents know: answers come from it. Of pods that are not known nothing is read; `read`
-    acts on a report, and returns the newest sequence number, 0 if there is none.
+    `host` is the address that agents know; responses come from it. Datagrams of unknown pods are ignored. `read`
+    processes a report and returns the newest sequence number, 0 if there is none.
     """
 
     def __init__(
@@ -66,26 +65,26 @@ class Doorbell(asyncio.DatagramProtocol):
         self._wanted: dict[str, tuple[bytes, tuple[str, int]]] = {}
 
     async def listen(self, port: int) -> None:
-        """Listen.
+        """Listen on this UDP port.
 
         Raises:
-            OSError: The port is taken; agents do without.
+            OSError: The port is taken; agents work without the doorbell.
         """
         await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, local_addr=(self._host, port))
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket and cancel all reads."""
         if self._transport:
             self._transport.close()
         for task in self._reading.values():
             task.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop."""
+        """Keep the transport; called by the event loop."""
         self._transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """Called by the event loop: read the report of a pod that we know, one read of each at a time."""
+        """Read the report of a known pod, one read at a time for each pod; called by the event loop."""
         found = _RING.match(data[:_LONGEST])
         if found is None or not self._is_known(uid := found[1].decode()) or _opened(data, self._key(uid)) != found[0]:
             return
@@ -105,10 +104,7 @@ class Doorbell(asyncio.DatagramProtocol):
 
 
 class Ringer:
-    """The agent's end; an uplink of its reporter.
-
-    Without a key, which a plan of an older kubelet does not have, nothing is sent.
-    """
+    """The agent's end; an uplink of its reporter. Without a key (the plan of an older kubelet) it sends nothing."""
 
     def __init__(self, uid: str, *, key: str | None, endpoint_file: str) -> None:
         self._uid, self._key, self._endpoint_file = uid, bytes.fromhex(key or ""), endpoint_file
@@ -119,13 +115,13 @@ class Ringer:
         self._heard = asyncio.Event()
 
     def publish(self, sequence: int, data: bytes) -> None:
-        """Have the kubelet look at the file, where this report is."""
+        """Tell the kubelet to read the file, which holds this report."""
         del data
         self._sequence = sequence
         self._ring()
 
     async def acknowledged(self, sequence: int) -> None:
-        """Wait until the kubelet has read this report, without end; rings again until then."""
+        """Wait until the kubelet has read this report, without end; ring again until then."""
         while self._seen < sequence:
             self._heard.clear()
             with contextlib.suppress(TimeoutError):
@@ -135,7 +131,7 @@ class Ringer:
             self._ring()
 
     def close(self) -> None:
-        """Listen no more; harmless if nothing was sent."""
+        """Close the socket; idempotent."""
         if self._socket:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
@@ -144,7 +140,7 @@ class Ringer:
     def _ring(self) -> None:
         if not self._key:
             return
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the kubelet is away: the file is there
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the kubelet is away; the file remains
             endpoint = jobdir.read_json(self._endpoint_file)
             address = (str(endpoint["host"]), int(endpoint["port"]))
             if self._socket is None or address != self._address:
@@ -154,7 +150,7 @@ class Ringer:
                 self._socket.send(_sealed(text, self._key))
 
     def _connect(self, address: tuple[str, int]) -> None:
-        """Have a socket that hears the kubelet alone."""
+        """Open a socket that receives from the kubelet alone."""
         self.close()
         self._address = address
         self._socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_DGRAM)

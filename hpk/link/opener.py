@@ -1,8 +1,8 @@
-"""The kubelet's end of sessions: asks agents for them, and holds each until one side is done with it.
+"""The kubelet's end of sessions: requests them from agents, and holds each until one side ends it.
 
 The agent answers an Open by dialling the Session call, so every session is an HTTP/2 stream with its own flow control.
-A session of a client that does not read holds one unread message and the stream's window, never more; a slow program
-in the pod holds up only what is sent to it.
+A session with a client that does not read holds at most one unread message and the stream's window; a slow program in
+the pod delays only its own input.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ARRIVAL_SECONDS = 10.0
-"""How long who opens a session waits for an agent that is not on the line: its report's file may say that a container
-runs before the agent of a busy node has connected, and agents dial anew when a kubelet is back."""
+"""Wait for an agent that is not connected: its report's file may say that a container runs before the agent of a busy
+node has connected, and agents redial when a kubelet is back.
+"""
 ANSWER_SECONDS = 30.0
-"""How long an agent has to dial back; its pod may keep all cores of its job busy."""
+"""Time for an agent to dial back; its pod may keep all cores of its job busy."""
 MOST_FOR_POD = 256
-"""Sessions of one pod at a time: its agent has a few descriptors and a process for each."""
+"""Sessions of one pod at a time: its agent has few descriptors and needs a process for each."""
 MOST = 512
-"""Sessions at a time of all pods: each may hold two megabytes of the control plane's memory."""
+"""Sessions of all pods at a time: each may hold two megabytes of the control plane's memory."""
 NEEDED_PROTOCOL = 2
 LOST = sessions.Ended(error="the connection to the pod's agent was lost", reason="LinkLost")
 
 
 class Line:
-    """An agent on the line, as far as sessions need it."""
+    """A connected agent, as far as sessions need it."""
 
     def __init__(self, *, protocol: int, version: str, say: Callable[[link_pb2.KubeletMessage], bool]) -> None:
-        """Know what its Hello said; `say` has a message sent on the Attach stream, and says whether there was room."""
+        """Keep the Hello's data; `say` sends a message on the Attach stream, and returns whether there was room."""
         self.protocol = protocol
         self.version = version
         self.say = say
@@ -48,7 +49,7 @@ class Opener:
     """Opens sessions and takes agents' calls for them (see :class:`sessions.Opener`)."""
 
     def __init__(self, line: Callable[[str], Line | None]) -> None:
-        """Know how to find the agent of a pod by its UID."""
+        """Take the function that finds the agent of a pod by UID."""
         self._line = line
         self._waiting: dict[str, tuple[str, asyncio.Future[Session]]] = {}
         self._open: set[Session] = set()
@@ -56,10 +57,10 @@ class Opener:
         self._arrival = asyncio.Event()
 
     async def open(self, uid: str, request: sessions.Request) -> Session:
-        """Begin a session in a pod.
+        """Open a session in a pod.
 
         Raises:
-            errors.AgentUnavailable: The agent is not on the line, is too old, does not answer, or has too many.
+            errors.AgentUnavailable: The agent is not connected, is too old, does not answer, or has too many sessions.
         """
         self._count(uid)
         name = secrets.token_hex(16)
@@ -84,7 +85,7 @@ class Opener:
 
     @staticmethod
     def _is_taken(answer: asyncio.Future[Session]) -> bool:
-        """Whether the agent called although we were just cancelled; then its call is ended, and counted off there."""
+        """Return whether the agent called although we were cancelled; if so, end its call, which counts itself off."""
         if not answer.done() or answer.cancelled() or answer.exception():
             return False
         answer.result().abort_now()
@@ -111,24 +112,24 @@ class Opener:
         return line
 
     def meet(self) -> None:
-        """An agent is on the line: who waits for one looks again."""
+        """Wake up callers that wait for an agent: one has connected."""
         self._arrival.set()
         self._arrival = asyncio.Event()
 
     def lose(self, uid: str) -> None:
-        """The agent is not on the line any more: who waits for it need not wait longer."""
+        """Fail the requests to an agent that has disconnected."""
         for owner, answer in list(self._waiting.values()):
             if owner == uid and not answer.done():
                 text = f"Cannot open a session in pod {uid}: the connection to its agent was lost"
                 answer.set_exception(errors.AgentUnavailable(text))
 
     def close(self) -> None:
-        """End all sessions: the kubelet is about to leave."""
+        """End all sessions before the kubelet exits."""
         for session in self._open:
             session.lose()
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any], uid: str) -> None:
-        """An agent's Session call, from its first message until either side is done; its certificate names the pod."""
+        """Serve an agent's Session call until either side ends it; the UID is from its certificate."""
         first = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -136,7 +137,7 @@ class Opener:
         name = first.session if isinstance(first, link_pb2.FromAgent) else ""
         owner, answer = self._waiting.get(name, ("", None))
         if answer is None or answer.done() or owner != uid:
-            # Also one that came too late: nobody waits for it any more.
+            # It may have come too late.
             await context.abort(grpc.StatusCode.NOT_FOUND, "nobody asked for this session")
             raise AssertionError("abort does not return")
         line = self._line(uid)
@@ -173,12 +174,12 @@ class Session:
         self._turn = asyncio.Lock()
         self._closed: set[int] = set()
         self.over = asyncio.Event()
-        """Whether nobody needs the call any more."""
+        """Set when nobody needs the call any more."""
 
     async def receive(self) -> sessions.Event:
-        """The next event; after ``Ended`` it must not be called again."""
+        """Return the next event; must not be called again after ``Ended``."""
         if self._reading is None:
-            # A task of its own: gRPC loses a message if a read is cancelled.
+            # A separate task: gRPC loses a message if a read is cancelled.
             self._reading = asyncio.create_task(self._read(), name="session read")
         await asyncio.wait({self._reading, self._lost}, return_when=asyncio.FIRST_COMPLETED)
         event: sessions.Event = LOST
@@ -189,7 +190,7 @@ class Session:
         return event
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Hand on data, waiting for room; dropped once the channel is closed or the session has ended."""
+        """Send data, waiting for room; drop it if the channel is closed or the session has ended."""
         for start in range(0, len(data), sessions.CHUNK):
             if channel in self._closed:
                 return
@@ -197,27 +198,27 @@ class Session:
             await self._say(sessions.Data(channel, piece))
 
     async def close(self, channel: int) -> None:
-        """Say that no more data comes on this channel."""
+        """Close this channel for further data."""
         if channel not in self._closed:
             self._closed.add(channel)
             await self._say(link_pb2.ToAgent(closed=link_pb2.Closed(channel=channel)))
 
     async def resize(self, *, width: int, height: int) -> None:
-        """Tell the terminal its size in characters."""
+        """Set the terminal's size in characters."""
         await self._say(link_pb2.ToAgent(resize=link_pb2.Resize(width=width, height=height)))
 
     async def abort(self) -> None:
-        """Give the session up and release all it holds."""
+        """End the session and release all it holds."""
         self.abort_now()
 
     def abort_now(self) -> None:
-        """The same, for who must not wait."""
+        """End the session without waiting."""
         if not self.over.is_set():
             self._abandon()
             self.lose()
 
     def lose(self) -> None:
-        """Wake up all who wait here: nothing comes or goes any more."""
+        """Wake up all waiting calls: the session is over."""
         self.over.set()
         if not self._lost.done():
             self._lost.set_result(None)
@@ -233,7 +234,7 @@ class Session:
 
     async def _say(self, message: sessions.Data | link_pb2.ToAgent) -> None:
         async with self._turn:
-            if self._writing:  # whoever sent it was cancelled
+            if self._writing:  # its sender was cancelled
                 await asyncio.wait({self._writing, self._lost}, return_when=asyncio.FIRST_COMPLETED)
             if self._lost.done() or self.over.is_set():
                 return

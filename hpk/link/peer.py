@@ -1,4 +1,4 @@
-"""The agent's end of sessions: dials one call for each that the kubelet asks for, and lets the agent serve it."""
+"""The agent's end of sessions: dials a call for each that the kubelet requests, and lets the agent serve it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 MOST = 512
-"""Sessions at a time; the kubelet asks for fewer, unless its counting fails."""
+"""Sessions at a time; the kubelet requests fewer, unless its counting fails."""
 _MOST_ON_THE_WAY = 8 << 20
 """Bytes that all sessions together may hold for clients that do not read: it is the pod's memory."""
 _LEAST_PIECE = 16 << 10
@@ -26,7 +26,7 @@ _LEAST_PIECE = 16 << 10
 
 @dataclass(frozen=True)
 class Resize:
-    """The client's terminal has this size in characters."""
+    """The size of the client's terminal, in characters."""
 
     width: int
     height: int
@@ -35,8 +35,8 @@ class Resize:
 class Peer:
     """The client of one session, as the agent sees it.
 
-    When the client is gone, the task that serves the session is cancelled.  Reads and writes are tasks of their own, so
-    that one may be cancelled alone: gRPC would end the whole call.  Whatever sends raises Gone if the client is gone.
+    When the client is gone, the task that serves the session is cancelled. Reads and writes are separate tasks, so that
+    one may be cancelled alone: gRPC would end the whole call. All sending methods raise Gone if the client is gone.
     """
 
     def __init__(self, call: Any, *, piece_bytes: Callable[[], int]) -> None:
@@ -48,11 +48,11 @@ class Peer:
 
     @property
     def piece_bytes(self) -> int:
-        """How much to send at a time; less where there are many sessions."""
+        """Bytes to send at a time; fewer if there are many sessions."""
         return self._piece_bytes()
 
     async def receive(self) -> sessions.Data | sessions.Closed | Resize | None:
-        """What the client does next; None when it can do nothing any more."""
+        """Return the client's next event; None if no more can come."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="session read")
         event = await asyncio.shield(self._reading)
@@ -60,20 +60,20 @@ class Peer:
         return event
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Hand on data, at most ``sessions.CHUNK``; waits for room."""
+        """Send data, at most ``sessions.CHUNK``, waiting for room."""
         await self._say(sessions.Data(channel, data))
 
     async def close(self, channel: int) -> None:
-        """Say that no more data comes on this channel."""
+        """Close this channel for further data."""
         await self._say(sessions.Closed(channel))
 
     async def end(self, ended: sessions.Ended) -> None:
-        """Say the last word."""
+        """Send the last event."""
         await self._say(ended)
 
     async def _say(self, event: sessions.Event) -> None:
         async with self._turn:
-            if self._writing:  # whoever sent it was cancelled
+            if self._writing:  # its sender was cancelled
                 await asyncio.wait({self._writing})
             self._writing = asyncio.create_task(self._call.write(wire.from_agent(event)), name="session write")
             try:
@@ -99,36 +99,36 @@ class Peer:
 
 
 class Gone(Exception):
-    """The client, or the kubelet between, is not there any more."""
+    """The client is gone, or the kubelet on the way to it."""
 
 
 class Sessions:
     """All sessions of this agent's connection."""
 
     def __init__(self, serve: Callable[[sessions.Request, Peer], Awaitable[sessions.Ended]]) -> None:
-        """Know who serves a session: it returns how the session ended, and is cancelled when the client is gone."""
+        """Keep the function that serves a session and returns how it ended; it is cancelled when the client is gone."""
         self._serve = serve
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def open(self, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
-        """Begin what the kubelet asks for, in a call that is dialled."""
+        """Start the session that the kubelet requests, over a call that `dial` makes."""
         heap.keep_what_is_freed()
         task = asyncio.create_task(self._run(dial, wish), name=f"session {wish.session}")
         self._tasks[wish.session] = task
         task.add_done_callback(lambda _: self._tasks.pop(wish.session, None))
 
     def abandon(self, session: str) -> None:
-        """The client is gone."""
+        """Cancel a session: its client is gone."""
         if task := self._tasks.get(session):
             task.cancel()
 
     async def idle(self) -> None:
-        """Wait until there is none: the clients have read how theirs ended."""
+        """Wait until no session is left: the clients have read how theirs ended."""
         while self._tasks:
             await asyncio.wait(set(self._tasks.values()))
 
     async def close(self) -> None:
-        """Give all up: the connection is."""
+        """Cancel all sessions: the connection is lost."""
         await aiotasks.cancel(*self._tasks.values())
 
     async def _run(self, dial: Callable[[], Any], wish: link_pb2.Open) -> None:

@@ -1,4 +1,4 @@
-"""The kubelet's end of the link: hears the agents' reports and tells them when to end their pods."""
+"""The kubelet's end of the link: receives the agents' reports and tells agents to end their pods."""
 
 from __future__ import annotations
 
@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MOST_WISHES = 2 * opener.MOST_FOR_POD + 16
-"""Messages that may wait for one agent; more means that it does not listen, and its stream is ended."""
-START_PROTOCOL = 3
-"""The first that knows ephemeral containers."""
-RENEW_PROTOCOL = 4
-"""The first that replaces the files of a volume."""
-CHANGE_PROTOCOL = 5
-"""The first that changes the images of containers that the pod has."""
+"""Messages that may wait for one agent; if there are more, it does not read, and its stream is ended."""
+START_PROTOCOL = 3  # the first with ephemeral containers
+RENEW_PROTOCOL = 4  # the first that replaces the files of a volume
+CHANGE_PROTOCOL = 5  # the first that changes the images of existing containers
 OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -37,24 +34,22 @@ OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.so_reuseport", 0),
-    # Of one agent: the Attach stream, its sessions, and those that are about to end.
+    # For one agent: the Attach stream, its sessions, and those that are about to end.
     ("grpc.max_concurrent_streams", opener.MOST_FOR_POD + 64),
     client.FIXED_WINDOW,
     client.LARGE_FRAMES,
-    # Two pieces: one is on its way while the other is handed on.
+    # Two pieces: one is in transit while the other is processed.
     ("grpc.http2.lookahead_bytes", 2 * sessions.CHUNK),
 )
 
 
 class _Stream:
-    """One agent's stream."""
-
     def __init__(self, hello: link_pb2.Hello) -> None:
         self.hello = hello
         self.outbox: asyncio.Queue[link_pb2.KubeletMessage | None] = asyncio.Queue(MOST_WISHES)
 
     def put(self, message: link_pb2.KubeletMessage | None) -> bool:
-        """Have it sent; whether there was room."""
+        """Queue a message; return whether there was room."""
         try:
             self.outbox.put_nowait(message)
         except asyncio.QueueFull:
@@ -79,19 +74,13 @@ class LinkServer:
         bell: doorbell.Doorbell | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Know whom to trust and whom to tell; nothing is opened yet.
+        """Prepare a server; nothing is opened yet.
 
-        Args:
-            ca: PEM of who may be an agent.
-            certificate: PEM of ours, for :data:`wire.SERVER_NAME`.
-            key: PEM of ours.
-            on_report: Called with each report, one at a time for each pod; the agent is told when it returns.
-            on_connected: Called when a pod's agent has said hello.
-            on_disconnected: Called when a pod has no agent on the line any more.
-            host: Where to listen.
-            port: 0 chooses a free one.
-            bell: Hears, on the same port of UDP, of pods that end before they dial.
-            clock: Unix time, which agents are told.
+        `ca` is the PEM of the agents' authority; `certificate` is for :data:`wire.SERVER_NAME`. `on_report` is called
+        with each report, one at a time for each pod, and acknowledged when it returns; `on_connected` when a pod's
+        agent has said hello; `on_disconnected` when a pod has no agent connected any more. `port` 0 chooses a free one.
+        `bell` listens on the same UDP port for pods that end before they dial. `clock` returns Unix time, which agents
+        receive.
         """
         self._clock = clock
         self._credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
@@ -106,11 +95,11 @@ class LinkServer:
 
     @property
     def connected(self) -> frozenset[str]:
-        """The UIDs of the pods whose agents are on the line."""
+        """The UIDs of the pods whose agents are connected."""
         return frozenset(self._streams)
 
     async def start(self) -> int:
-        """Listen; returns the port.
+        """Listen, and return the port.
 
         Raises:
             RuntimeError: The port is taken.
@@ -128,7 +117,7 @@ class LinkServer:
         return port
 
     async def stop(self, *, grace_seconds: float = 1.0) -> None:
-        """End all streams; the agents go on without us."""
+        """End all streams; the agents continue without us."""
         self._opener.close()
         if self._bell:
             self._bell.close()
@@ -138,16 +127,16 @@ class LinkServer:
             await self._server.stop(grace_seconds)
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str = "Deleted", message: str = "") -> bool:
-        """Ask a pod's agent to end the pod; whether it is on the line. It may be said again, with a shorter grace."""
+        """Tell a pod's agent to end the pod, perhaps again with a shorter grace; return whether it is connected."""
         stream = self._streams.get(uid)
         wish = link_pb2.Terminate(grace_seconds=grace_seconds, reason=reason, message=message)
         return stream is not None and stream.put(link_pb2.KubeletMessage(terminate=wish))
 
     def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
-        """Have a pod's agent start an ephemeral container, or give another a new image; it may be said again.
+        """Tell a pod's agent to start an ephemeral container, or to give another a new image; may be repeated.
 
         Raises:
-            errors.AgentUnavailable: It is not on the line, does not listen, or is too old.
+            errors.AgentUnavailable: The agent is not connected, does not read, or is too old.
         """
         stream = self._streams.get(uid)
         if stream is None:
@@ -163,17 +152,17 @@ class LinkServer:
             raise errors.AgentUnavailable("the pod's agent does not listen")
 
     def renew(self, uid: str, volumes: list[records.Volume]) -> bool:
-        """Have a pod's agent replace the files of volumes; returns whether it is on the line and knows how to."""
+        """Tell a pod's agent to replace the files of volumes; return whether it is connected and recent enough."""
         stream = self._streams.get(uid)
         if stream is None or stream.hello.protocol < RENEW_PROTOCOL:
             return False
         return stream.put(link_pb2.KubeletMessage(renew=link_pb2.Renew(json=_json(volumes))))
 
     async def open(self, uid: str, request: sessions.Request) -> sessions.Session:
-        """Begin a session in a pod (see :class:`sessions.Opener`).
+        """Open a session in a pod (see :class:`sessions.Opener`).
 
         Raises:
-            errors.AgentUnavailable: Its agent is not on the line, is too old, or does not answer.
+            errors.AgentUnavailable: The agent is not connected, is too old, or does not answer.
         """
         heap.keep_what_is_freed()
         return await self._opener.open(uid, request)
@@ -185,7 +174,6 @@ class LinkServer:
         return opener.Line(protocol=stream.hello.protocol, version=stream.hello.agent_version, say=stream.put)
 
     async def _session(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """An agent's call for a session that it was asked for."""
         names = context.auth_context().get("x509_common_name", [])
         await self._opener.serve(context, names[0].decode() if names else "")
 
@@ -196,7 +184,7 @@ class LinkServer:
         uid = hello.uid
         stream = _Stream(hello)
         if old := self._streams.get(uid):
-            old.put(None)  # the agent has dialled anew before its old stream was known to be dead
+            old.put(None)  # the agent redialled before its old stream was known to be dead
         self._streams[uid] = stream
         self._opener.meet()
         stream.put(link_pb2.KubeletMessage(welcome=link_pb2.Welcome(protocol=client.PROTOCOL, now=self._clock())))
@@ -217,7 +205,7 @@ class LinkServer:
     async def _greet(
         self, requests: AsyncIterator[link_pb2.AgentMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> link_pb2.Hello:
-        """The agent's hello, when it is who its certificate says."""
+        """Return the agent's hello, if its UID is the certificate's."""
         names = context.auth_context().get("x509_common_name", [])
         first = await anext(requests, None)
         if first is None or first.WhichOneof("kind") != "hello":
@@ -229,13 +217,13 @@ class LinkServer:
         return first.hello
 
     async def _listen(self, uid: str, stream: _Stream, requests: AsyncIterator[link_pb2.AgentMessage]) -> None:
-        """Hand on reports until the agent hangs up; a report that cannot be handled must not end the kubelet."""
+        """Process reports until the agent disconnects; a report that cannot be handled must not end the kubelet."""
         try:
             async for message in requests:
                 if message.WhichOneof("kind") != "report":
                     continue
                 sequence = message.report.sequence
-                # Older agents: a message may hold a secret's bytes.
+                # A message of an older agent may hold a secret's bytes.
                 await self._on_report(uid, json.loads(message.report.json.decode("utf-8", "replace")))
                 if not stream.put(link_pb2.KubeletMessage(received=link_pb2.Received(sequence=sequence))):
                     return
@@ -255,7 +243,7 @@ def _json(value: Any) -> bytes:
 def _handlers(
     attach: Callable[..., AsyncIterator[link_pb2.KubeletMessage]], session: Callable[..., Awaitable[None]]
 ) -> grpc.GenericRpcHandler:
-    """The service, as link.proto has it; sessions have a codec of their own."""
+    """Return the service of link.proto; sessions have their own codec."""
     calls = {
         "Attach": grpc.stream_stream_rpc_method_handler(
             attach,

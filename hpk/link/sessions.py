@@ -1,4 +1,4 @@
-"""Sessions into a pod: what exec, attach and port-forward mean on the link, whatever protocol a client speaks.
+"""Sessions into a pod: exec, attach and port-forward on the link, whatever protocol a client speaks.
 
 The kubelet's API opens them (:class:`Opener`), the pod's agent serves them; both ends see the same events.
 """
@@ -12,15 +12,15 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 """Channels of exec and attach. A forwarded port has two: 0 to the port, 1 from the port."""
 
 CHUNK = 512 << 10
-"""Bytes of the largest :class:`Data` that :meth:`Session.receive` returns; ``send`` takes any number."""
+"""Size of the largest :class:`Data` that :meth:`Session.receive` returns; ``send`` takes any size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exec:
-    """A program in a running container, with all that the container's own process has.
+    """A program in a running container, with the same view as the container's own process.
 
-    With ``tty`` standard error comes on channel 1, and ``stderr`` is ignored; ``size`` is the terminal's columns and
-    lines, if they are known before the program starts: one that asks at once is told, where a resize comes later.
+    With ``tty`` standard error comes on channel 1, and ``stderr`` is ignored. ``size`` is the terminal's columns and
+    lines, if known before the program starts: a resize would come too late for a program that asks at once.
     """
 
     container: str
@@ -34,9 +34,9 @@ class Exec:
 
 @dataclass(frozen=True, kw_only=True)
 class Attach:
-    """The container's own process: what it writes from now on, and its standard input if the plan gives it one.
+    """The container's own process: its output from now on, and its standard input if the plan gives it one.
 
-    ``tty`` must be what the container's specification says.
+    ``tty`` must equal the container specification's.
     """
 
     container: str
@@ -58,7 +58,7 @@ Request = Exec | Attach | Forward
 
 @dataclass(frozen=True)
 class Data:
-    """Bytes on a channel: never none, at most ``CHUNK``."""
+    """Bytes on a channel: 1 to ``CHUNK``."""
 
     channel: int
     data: bytes
@@ -66,7 +66,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Closed:
-    """No more data on this channel; the others go on."""
+    """The end of this channel; the others continue."""
 
     channel: int
 
@@ -76,8 +76,8 @@ class Ended:
     """The last event, after all data.
 
     Attributes:
-        exit_code: Of an exec'd program that ran: 0 to 255, 128 + signal if one killed it. None for others.
-        error: Text for the client, when the session could not be had or did not end by itself: no such container,
+        exit_code: Exit code of an exec'd program that ran: 0 to 255, 128 + signal if one killed it. Else None.
+        error: Text for the client if the session could not be opened or did not end by itself: no such container,
             command not found, connection refused, the link was lost. With an ``exit_code`` it explains it (126, 127).
         reason: CamelCase word for programs, such as ``ContainerNotFound``, ``ContainerNotRunning``,
             ``CommandNotFound``, ``ConnectionRefused``, ``LinkLost``; empty if there is no error.
@@ -95,28 +95,28 @@ class Session(Protocol):
     """One exec, attach or forwarded connection, as the kubelet sees it."""
 
     async def receive(self) -> Event:
-        """The next event; after :class:`Ended` it must not be called again. A lost link arrives as ``Ended``."""
+        """Return the next event, ``Ended`` for a lost link; must not be called again after :class:`Ended`."""
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Hand on data, waiting for room; dropped once the channel is closed or the session has ended."""
+        """Send data, waiting for room; drop it if the channel is closed or the session has ended."""
 
     async def close(self, channel: int) -> None:
-        """Say that no more data comes on this channel (end of standard input); idempotent."""
+        """Close this channel for further data (end of standard input); idempotent."""
 
     async def resize(self, *, width: int, height: int) -> None:
-        """Tell the terminal its size in characters; nothing happens without one."""
+        """Set the terminal's size in characters; without a terminal do nothing."""
 
     async def abort(self) -> None:
-        """Give the session up and release all it holds: an exec'd program is killed, a container is not. Idempotent."""
+        """End the session and release all it holds: kill an exec'd program, but not a container. Idempotent."""
 
 
 class Opener(Protocol):
     """Opens sessions."""
 
     async def open(self, uid: str, request: Request) -> Session:
-        """Begin a session in a pod. That it cannot be had there (no such container …) arrives as ``Ended``.
+        """Open a session in a pod. A failure inside the pod (no such container …) arrives as ``Ended``.
 
         Raises:
-            errors.HpkError: The pod's agent is not on the line, is too old, did not answer in 10 s, or there are too
-                many sessions; the text names the pod and says which.
+            errors.HpkError: The pod's agent is not connected, is too old, did not answer in 10 s, or has too many
+                sessions; the text names the pod and says which.
         """

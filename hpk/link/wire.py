@@ -14,22 +14,20 @@ SESSION = f"/{SERVICE}/Session"
 SERVER_NAME = "hpk-kubelet"
 """The name in the kubelet's certificate, wherever it runs."""
 _Message = TypeVar("_Message")
-_VARINT, _BYTES = 0, 2
-"""Protobuf's wire types."""
+_VARINT, _BYTES = 0, 2  # protobuf's wire types
 _MORE, _SEVEN_BITS = 0x80, 0x7F
-_MOST_VARINT_BYTES = 5
-"""Of a number of 32 bits, which all are that are read here."""
+_MOST_VARINT_BYTES = 5  # all numbers that are read here have 32 bits
 _MOST_CHANNEL = (1 << 32) - 1
 
 
 class Codec(Generic[_Message]):
-    """Messages of a Session call as bytes, and back: protobuf, with a way of its own for data.
+    """Messages of a Session call as bytes, and back: protobuf, with a separate way for data.
 
-    Protobuf copies data three times on each end, which for a megabyte takes as long as to encrypt it.
+    Protobuf copies data three times on each end, which for a megabyte takes as long as encrypting it.
     """
 
     def __init__(self, kind: Any) -> None:
-        """Know the messages' type, which has a field ``data``."""
+        """Take the messages' type, which has a field ``data``."""
         numbers = {field.name: field.number for field in kind.DESCRIPTOR.fields}
         inner = {field.name: field.number for field in link_pb2.Data.DESCRIPTOR.fields}
         self._tag = numbers["data"] << 3 | _BYTES
@@ -37,7 +35,7 @@ class Codec(Generic[_Message]):
         self._parse: Callable[[bytes], _Message] = kind.FromString
 
     def dump(self, message: sessions.Data | _Message) -> bytes:
-        """The bytes of a message."""
+        """Return the bytes of a message."""
         if not isinstance(message, sessions.Data):
             raw: bytes = message.SerializeToString()  # type: ignore[attr-defined]
             return raw
@@ -46,15 +44,15 @@ class Codec(Generic[_Message]):
         return b"".join((bytes((self._tag,)), _varint(len(head) + len(message.data)), head, message.data))
 
     def load(self, raw: bytes) -> sessions.Data | _Message:
-        """The message of these bytes.
+        """Return the message of these bytes.
 
         Raises:
-            google.protobuf.message.DecodeError: They are none; gRPC ends the call.
+            google.protobuf.message.DecodeError: They are not a message; gRPC ends the call.
         """
         return self._data(raw) or self._parse(raw)
 
     def _data(self, raw: bytes) -> sessions.Data | None:
-        """Data as :meth:`dump` and protobuf write it; None for all else, even if it is data written otherwise."""
+        """Return data as :meth:`dump` and protobuf write it; None for anything else, even data in another encoding."""
         if not raw or raw[0] != self._tag:
             return None
         length, at = _number(raw, 1)
@@ -79,7 +77,7 @@ def _varint(number: int) -> bytes:
 
 
 def _number(raw: bytes, at: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends; one that does not end is read as far as it goes."""
+    """Return the number that begins there and its end; read an unterminated one as far as it goes."""
     found = 0
     for index, byte in enumerate(raw[at : at + _MOST_VARINT_BYTES]):
         found |= (byte & _SEVEN_BITS) << 7 * index
@@ -93,7 +91,7 @@ TO_AGENT: Codec[link_pb2.ToAgent] = Codec(link_pb2.ToAgent)
 
 
 def open_message(name: str, request: sessions.Request) -> link_pb2.Open:
-    """What asks the agent for a session."""
+    """Return the message that requests a session."""
     match request:
         case sessions.Exec():
             argv = [word.encode("utf-8", "surrogateescape") for word in request.argv]
@@ -111,7 +109,7 @@ def open_message(name: str, request: sessions.Request) -> link_pb2.Open:
 
 
 def request(message: link_pb2.Open) -> sessions.Request | None:
-    """What the agent is asked for; None if it is something newer than this program."""
+    """Return the request in a message; None if its kind is newer than this program."""
     kind = message.WhichOneof("kind")
     if kind == "exec":
         argv = tuple(word.decode("utf-8", "surrogateescape") for word in message.exec.argv)
@@ -140,7 +138,7 @@ def request(message: link_pb2.Open) -> sessions.Request | None:
 
 
 def from_agent(event: sessions.Event) -> sessions.Data | link_pb2.FromAgent:
-    """What tells the kubelet of an event, for :data:`FROM_AGENT`."""
+    """Return the message for an event, for :data:`FROM_AGENT`."""
     match event:
         case sessions.Data():
             return event
@@ -154,7 +152,7 @@ def from_agent(event: sessions.Event) -> sessions.Data | link_pb2.FromAgent:
 
 
 def event(message: sessions.Data | link_pb2.FromAgent) -> sessions.Event | None:
-    """What the kubelet is told; None for what it does not know."""
+    """Return the event in a message; None for an unknown kind."""
     if isinstance(message, sessions.Data):
         return message
     kind = message.WhichOneof("kind")
