@@ -1,1 +1,1 @@
-"""Network modes: which one a site can have, and how a pod's sandbox is started in it."""
+"""Network modes: the site's choices, and starting a pod's sandbox in one."""

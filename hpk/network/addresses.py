@@ -1,4 +1,4 @@
-"""Which address a pod gets where HPK gives it: one of the pods' network that no other pod has."""
+"""Pod addresses in network mode ``overlay``: unique within the pods' network."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from hpk import records
 
 SPARE = 128
-"""So many addresses of pods that are gone may be held beside as many as there are pods, before they are let go."""
+"""Addresses of deleted pods that may be held, in addition to as many as there are pods."""
 
 
 class Addresses:
     """Addresses by pod UID, as numbers within the network.
 
-    After a restart a pod's address is in its status, or, while its job waits, in its plan (see `keep`).
+    After a restart a pod's address is in its status, or in its plan while its job waits (see `keep`).
     """
 
     def __init__(self, cidr: str, *, pods: Callable[[], Mapping[str, dict[str, Any]]]) -> None:
-        """Remember the pods' network, whose first address is the gateway, and the pods of the node, by UID."""
+        """Take the pods' network, whose first address is the gateway, and the node's pods by UID."""
         self._network = IPv4Network(cidr)
         self._pods = pods
         self._given: dict[str, int] = {}
@@ -49,7 +49,7 @@ class Addresses:
         }
 
     def keep(self, uid: str, address: str) -> None:
-        """Leave to the pod an address that an earlier kubelet gave it; text that is none is ignored."""
+        """Reserve an address that an earlier kubelet gave the pod; ignore an invalid one."""
         try:
             number = int(IPv4Address(address)) - int(self._network.network_address)
         except AddressValueError:
@@ -58,7 +58,7 @@ class Addresses:
             self._hold(uid, number)
 
     def _read_statuses(self) -> None:
-        """Keep the addresses that the pods of an earlier kubelet show; those that came later have theirs from us."""
+        """Keep the addresses that an earlier kubelet wrote to pods' statuses; later pods have theirs from us."""
         if self._has_read_statuses:
             return
         self._has_read_statuses = True
@@ -73,7 +73,6 @@ class Addresses:
         self._taken.add(number)
 
     def _let_go(self, uid: str) -> None:
-        """Free the addresses of pods that are gone."""
         pods = self._pods()
         self._given = {other: number for other, number in self._given.items() if other in pods or other == uid}
         self._taken = set(self._given.values())

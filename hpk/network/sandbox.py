@@ -1,7 +1,7 @@
 """The command that starts a pod's sandbox: one Apptainer container of hpk.sif with the agent in it; pure.
 
-Nothing secret is in these words: Slurm keeps every job's script.  Words that hold ``$HPK_SCRATCH``, and those of
-:data:`FACTS`, are expanded by the job's shell; all others are taken as they are.
+The words hold no secrets: Slurm keeps every job's script. The job's shell expands words with ``$HPK_SCRATCH`` and
+those of :data:`FACTS`; all others are literal.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from hpk import config, records
 
-LIBRARY = "/opt/hpk/lib"
-"""Where hpk.sif has the program and its dependencies."""
+LIBRARY = "/opt/hpk/lib"  # the program and its dependencies in hpk.sif
 PYTHON = "/usr/bin/python3.13"
 # Without site and environment, from frozen and precompiled modules: 13 ms instead of 55.
 AGENT = (PYTHON, "-I", "-S", f"{LIBRARY}/hpk/agent/__main__.py")
@@ -28,32 +27,29 @@ FACTS = (
     "gpus=$CUDA_VISIBLE_DEVICES",
     "host_ip=$HPK_HOST_IP",
 )
-"""What only the job knows, for :class:`hpk.agent.boot.sandbox.JobFacts`."""
+"""Facts that only the job knows, for :class:`hpk.agent.boot.sandbox.JobFacts`."""
 WARM = '"${warm[@]}"'
-"""Stands in the argv where the job's shell puts the options of :class:`Warmth`, or nothing."""
+"""Placeholder in the argv for the options of :class:`Warmth`; the job's shell may leave it empty."""
 DEVICES = ("/dev/fuse", "/dev/full")
-"""Not among the devices of ``--containall``: FUSE carries the images, and containers expect /dev/full."""
-TUN = "/dev/net/tun"
-"""Through which pasta reaches a pod's network."""
+"""Devices that ``--containall`` does not give: FUSE carries the images, and containers expect /dev/full."""
+TUN = "/dev/net/tun"  # for pasta, which connects a pod's network
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
-    """What a sandbox's command is made of.
+    """The parameters of a sandbox's command.
 
     Attributes:
-        apptainer: The site's command.
         image: hpk.sif.
         network: ``flannel``, ``overlay`` or ``host``.
         pod: The pod's directory.
-        images: The directory of converted images.
         endpoint: The directory of endpoint.json.
-        scratch: The directory on the node; ``$HPK_SCRATCH`` in it is for the job's shell.
+        scratch: The directory on the node; the job's shell expands ``$HPK_SCRATCH`` in it.
         has_host: Whether the node's own files are needed: hostPath volumes, images outside ``images``.
-        has_gpu: Whether NVIDIA's libraries and devices are.
+        has_gpu: Whether NVIDIA's libraries and devices are needed.
         has_one_id: Whether the user has no subordinate ids; the agent then makes itself root of the pod.
-        has_warmth: Whether there may be files outside hpk.sif that a start reads more quickly.
-        kill_wait_seconds: How long Slurm waits between SIGTERM and SIGKILL.
+        has_warmth: Whether there may be faster copies of hpk.sif's files.
+        kill_wait_seconds: Slurm's pause between SIGTERM and SIGKILL.
     """
 
     apptainer: str = "apptainer"
@@ -72,13 +68,7 @@ class Sandbox:
 
 @dataclass(frozen=True, kw_only=True)
 class Warmth:
-    """What the job script adds to the sandbox's argv, if the copies are of this hpk.sif (`hpk.network.warm`).
-
-    Attributes:
-        stamp: The file whose time of change is hpk.sif's as long as they belong together.
-        image: hpk.sif.
-        options: Words of the argv.
-    """
+    """Options that the job script adds to the sandbox's argv if ``stamp`` has hpk.sif's mtime (`hpk.network.warm`)."""
 
     stamp: str
     image: str
@@ -87,13 +77,13 @@ class Warmth:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """What the job script runs.
+    """The commands of the job script.
 
     Attributes:
         start: The argv that becomes the sandbox.
-        scratch: A shell expression: the scratch directory, quoted where it must be.
-        clean: The argv that removes what an agent left that was killed: files of subordinate ids.
-        warmth: What :data:`WARM` in ``start`` stands for; None if it is not in it.
+        scratch: The scratch directory as a shell expression, quoted as needed.
+        clean: The argv that removes files of subordinate ids that a killed agent left.
+        warmth: The value of :data:`WARM` in ``start``; None if it is absent.
     """
 
     start: list[str]
@@ -103,14 +93,14 @@ class Commands:
 
 
 def start(box: Sandbox) -> list[str]:
-    """The argv that starts the agent in its sandbox; it ends when the agent has."""
+    """Return the argv that starts the agent in its sandbox; it ends when the agent ends."""
     argv = [box.apptainer, "--silent", "exec", *_ids(box), "--containall", "--no-home", "--no-eval"]
     if not box.has_one_id:
-        argv.append("--uts")  # else the host name is the agent's own to separate
-    # The agent reaps for itself: Apptainer's own init would be 20 MB of each pod's job for nothing.
+        argv.append("--uts")  # else the agent separates the host name
+    # The agent reaps its children: Apptainer's own init would waste 20 MB of each pod's job.
     argv.append("--no-init")
     if box.network == "flannel":
-        # The only network that an unprivileged user may have, and only by this name.
+        # The only network that Apptainer allows an unprivileged user, and only by this name.
         argv += ["--net", "--network", "fakeroot"]
     if box.has_gpu:
         argv.append("--nv")
@@ -120,16 +110,16 @@ def start(box: Sandbox) -> list[str]:
 
 
 def clean(box: Sandbox) -> list[str]:
-    """The argv that removes the contents of the scratch directory with all the ids that made them."""
+    """Return the argv that removes the contents of the scratch directory, with all the ids that created them."""
     scratch = bind(box.scratch, jobdir.SANDBOX_SCRATCH, "")
     argv = [box.apptainer, "--silent", "exec", *_ids(box), "--containall", "--no-home", *scratch, box.image]
     if box.has_one_id:
-        argv += ["/usr/bin/unshare", "--user", "--map-root-user"]  # root may remove what lies in closed directories
+        argv += ["/usr/bin/unshare", "--user", "--map-root-user"]  # root may remove the contents of closed directories
     return [*argv, "/usr/bin/find", jobdir.SANDBOX_SCRATCH, "-mindepth", "1", "-delete"]
 
 
 def _ids(box: Sandbox) -> list[str]:
-    """With subordinate ids Apptainer maps them all; without, ``--fakeroot`` would fake ownership by a preload."""
+    """Return the option for ids: without subordinate ids ``--fakeroot`` would only fake ownership by a preload."""
     return ["--userns"] if box.has_one_id else ["--fakeroot"]
 
 
@@ -160,7 +150,7 @@ class Launcher:
         self._kill_wait_seconds = kill_wait_seconds
 
     def commands(self, plan: records.PodPlan, *, directory: str) -> Commands:
-        """What the job of this pod runs."""
+        """Return the commands of this pod's job."""
         settings = self._settings
         images = (container["image_file"] for container in plan["containers"])
         box = Sandbox(
@@ -182,10 +172,10 @@ class Launcher:
 
 
 def choose(wanted: str, site: Mapping[str, Any]) -> str:
-    """The network mode: what the settings say, or with ``auto`` the best that the site has.
+    """Return the network mode of the settings; for ``auto`` the best that the site supports.
 
     Raises:
-        errors.Fatal: A mode is wanted that the site does not have; says what is missing.
+        errors.Fatal: The site does not support the mode; says what is missing.
     """
     lacks = {"flannel": missing_for_flannel(site), "overlay": missing_for_overlay(site)}
     if wanted == "auto":
@@ -196,12 +186,12 @@ def choose(wanted: str, site: Mapping[str, Any]) -> str:
 
 
 def has_one_id(site: Mapping[str, Any]) -> bool:
-    """Whether the user has no subordinate ids here, so that all users of a pod are the one."""
+    """Return whether the user has no subordinate ids here, so that all users of a pod are the same."""
     return not (site.get("subuid") and site.get("subgid"))
 
 
 def missing_for_flannel(site: Mapping[str, Any]) -> list[str]:
-    """What this host lacks for network mode ``flannel``, each in a user's words; empty if nothing."""
+    """Return what this host lacks for network mode ``flannel``, in a user's words."""
     apptainer = site.get("apptainer") or {}
     tests = {
         "Apptainer is not on PATH": bool(apptainer),
@@ -214,7 +204,7 @@ def missing_for_flannel(site: Mapping[str, Any]) -> list[str]:
 
 
 def missing_for_overlay(site: Mapping[str, Any]) -> list[str]:
-    """What this host lacks for network mode ``overlay``, each in a user's words; empty if nothing."""
+    """Return what this host lacks for network mode ``overlay``, in a user's words."""
     tests = {
         "Apptainer is not on PATH": bool(site.get("apptainer")),
         "users may not make namespaces (user.max_user_namespaces is 0)": bool(site.get("user_namespaces")),

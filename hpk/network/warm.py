@@ -1,11 +1,11 @@
-"""Files of hpk.sif that lie once more on the shared file system, where a node keeps them from pod to pod.
+"""Copies of hpk.sif's files on the shared file system, which a node caches from pod to pod.
 
-Each mount of hpk.sif begins with an empty cache, so what a pod's start maps of Python and gRPC passes through
-squashfuse anew for every pod: 20 ms of CPU, and memory that is charged to the pod's job.  A plain file on the shared
+Each mount of hpk.sif begins with an empty cache, so the parts of Python and gRPC that a pod's start maps pass through
+squashfuse again for every pod: 20 ms of CPU, and memory that is charged to the pod's job. A plain file on the shared
 file system is in the node's own cache, once for all jobs.
 
-A copy is of one hpk.sif, whose time of change it bears.  The job's shell compares the two: without the copies, or with
-those of another hpk.sif, a sandbox starts all the same.
+A copy has the mtime of its hpk.sif. The job's shell compares the two: without copies, or with those of another
+hpk.sif, a sandbox starts all the same.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hpk.network import sandbox
 LOG = structlog.get_logger(__name__)
 
 FILES: Final = (sandbox.PYTHON[1:], f"{sandbox.LIBRARY[1:]}/grpc/_cython/cygrpc.*.so")
-"""Patterns, below the root of hpk.sif; the last one to be copied is the stamp, so that it tells of all."""
+"""Patterns below the root of hpk.sif; the last file to be copied is the stamp, so it implies all others."""
 
 
 def changed_at(image: Path) -> int | None:
-    """Return hpk.sif's time of change in nanoseconds, None if it is not seen.
+    """Return hpk.sif's mtime in nanoseconds, None if it cannot be read.
 
-    To be asked for when the program starts: what replaces hpk.sif while it waits for Slurm has other files.
+    Call it when the program starts: a file that replaces hpk.sif later has other contents.
     """
     try:
         return image.stat().st_mtime_ns
@@ -41,10 +41,10 @@ def changed_at(image: Path) -> int | None:
 
 
 def provide(directory: Path, *, image: Path, changed_at: int | None, root: Path = Path("/")) -> sandbox.Warmth | None:
-    """Return the copies that jobs may bind, made if they are not there; None where that cannot be, as the log says.
+    """Return the copies for jobs, made if missing; None if that fails, which is logged.
 
-    Copies of other images are removed. `changed_at` is the time of change of hpk.sif when this program was started from
-    it; `root` is where its files are.
+    Copies of other images are removed. `changed_at` is hpk.sif's mtime when this program was started from it; `root` is
+    the directory of its files.
     """
     try:
         if changed_at is None:
@@ -64,7 +64,7 @@ def provide(directory: Path, *, image: Path, changed_at: int | None, root: Path 
 
 
 def _found(root: Path, pattern: str) -> list[Path]:
-    """Return the files of a pattern; where one has none, this program runs beside a tree, on another Python."""
+    """Return the files of a pattern; it has none if this program runs from a source tree, on another Python."""
     if not (files := sorted(root.glob(pattern))):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"/{pattern}")
     return files
@@ -82,12 +82,12 @@ def _copy(source: Path, target: Path, changed_at: int) -> None:
         is_whole = (found.st_size, found.st_mtime_ns) == (source.stat().st_size, changed_at)
         if is_whole and os.access(target, os.R_OK | os.X_OK):
             return
-    temporary = target.with_suffix(".new")  # of the only control plane that this directory has
+    temporary = target.with_suffix(".new")  # this directory has only one control plane
     try:
         shutil.copyfile(source, temporary)
         temporary.chmod(0o700)
         os.utime(temporary, ns=(changed_at, changed_at))
-        if temporary.stat().st_mtime_ns != changed_at:  # no job would use it, and the next start would copy it anew
+        if temporary.stat().st_mtime_ns != changed_at:  # no job would use it, and each start would copy it again
             raise OSError(errno.ENOTSUP, "a file's time of change cannot be set exactly there", str(temporary))
         temporary.rename(target)
     finally:
