@@ -1,1 +1,1 @@
-"""What asyncio does not bring: supervised children, back-off, signals, ports, services that must not end."""
+"""Additions to asyncio: supervised children, back-off, signals, ports, services that must not end."""

@@ -1,4 +1,4 @@
-"""Growing, jittered, capped pauses between attempts, which start over after a healthy time."""
+"""Growing, jittered, capped pauses between attempts, reset after a healthy time."""
 
 from __future__ import annotations
 
@@ -13,31 +13,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How long the pauses are."""
+    """The lengths of the pauses."""
 
     first_seconds: float = 0.5
-    """The first pause."""
     factor: float = 2.0
-    """Each pause is this much longer than the one before."""
+    """Ratio of each pause to the one before."""
     cap_seconds: float = 30.0
-    """No pause is longer (jitter comes on top)."""
+    """The longest pause (jitter comes on top)."""
     jitter: float = 0.1
-    """Up to this share is added, so that those who failed together do not return together."""
+    """Most of a pause that is added at random, so that clients that failed together do not return together."""
     healthy_seconds: float = 60.0
-    """An attempt that lasted this long was a success: counting starts over."""
+    """An attempt that lasted this long was a success: counting restarts."""
 
     def pause(self, failures: int) -> float:
-        """Return the seconds to wait after so many failures in a row, without jitter."""
-        # The exponent is bounded: a float overflows after a thousand failures of a service that lives for months.
+        """Return the seconds to wait after that many failures in a row, without jitter."""
+        # The exponent is bounded: a float overflows after a thousand failures.
         return min(self.first_seconds * self.factor ** min(failures - 1, 64), self.cap_seconds)
 
 
 class Backoff:
-    """The pauses of one thing that is tried again and again.
-
-    Attributes:
-        failures: Failures in a row, the last one included.
-    """
+    """The pauses of one operation that is retried; ``failures`` counts failures in a row, the last one included."""
 
     def __init__(
         self,
@@ -53,7 +48,7 @@ class Backoff:
         self._started_at: float | None = None
 
     def started(self) -> None:
-        """An attempt begins now; without this call a failure is never forgotten but by :meth:`succeeded`."""
+        """Record the start of an attempt; otherwise only :meth:`succeeded` resets the failures."""
         self._started_at = self._clock()
 
     def succeeded(self) -> None:

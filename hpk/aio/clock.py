@@ -1,4 +1,4 @@
-"""The clock that is injected wherever time decides, so that a test says what time it is."""
+"""The clock that is injected wherever time decides, so that a test can set it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Clock:
     """Two ways to read the time.
 
     Attributes:
-        monotonic: Returns seconds that only ever grow, as the event loop counts them; for durations.
-        time: Returns seconds since 1970, UTC; for what is written down or compared with what others have written.
+        monotonic: Returns the event loop's seconds, which never go back; for durations.
+        time: Returns Unix seconds; for times that are stored or compared with stored ones.
     """
 
     monotonic: Callable[[], float] = time.monotonic
     time: Callable[[], float] = time.time
 
     def now(self) -> datetime:
-        """Return the time with its zone, UTC."""
+        """Return the time in UTC."""
         return datetime.fromtimestamp(self.time(), UTC)
 
 

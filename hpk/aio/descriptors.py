@@ -1,17 +1,17 @@
-"""The limit of open files: every agent on the line is one, and so is every session, log follower and watch."""
+"""The limit on open files: every connected agent needs one, and so does every session, log follower and watch."""
 
 from __future__ import annotations
 
 import resource
 
 SPARE = 512
-"""For all that is not an agent: requests to the API server, sessions, logs that are followed."""
+"""Descriptors for everything but agents: requests to the API server, sessions, log followers."""
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one, and return that; children inherit it.
+    """Raise the soft limit to the hard one and return it; children inherit it.
 
-    Slurm hands on the soft limit of the shell from which the job was submitted, often 1024.
+    Slurm passes on the soft limit of the shell that submitted the job, often 1024.
     """
     hard = hard_limit()
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -19,12 +19,12 @@ def raise_limit() -> int:
 
 
 def hard_limit() -> int:
-    """Return the most files that this process may ever open."""
+    """Return the hard limit on this process's open files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def shortage(hard: int, *, max_pods: int) -> str:
-    """Return why a hard limit is too low for as many pods, and what would help; empty if it is not."""
+    """Return why a hard limit is too low for that many pods, and a remedy; empty if it is enough."""
     needed = max_pods + SPARE
     if hard in (-1, resource.RLIM_INFINITY) or hard >= needed:
         return ""

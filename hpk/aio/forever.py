@@ -1,7 +1,7 @@
-"""Services of a TaskGroup: they run until they are cancelled, and an end is an error.
+"""Services of a TaskGroup that run until cancelled, and whose end is an error.
 
-A task that merely returns leaves its siblings running (a TaskGroup ends only for exceptions), so a watch
-loop that ends by mistake would go unnoticed for ever.
+A task that merely returns leaves its siblings running (a TaskGroup ends only for exceptions), so a watch loop that
+ends by mistake would go unnoticed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 async def forever(name: str, service: Awaitable[object]) -> NoReturn:
-    """Run the service and never return.
-
-    Its name is what the user would call it: "watch of pods". Its exceptions pass unchanged.
+    """Run the service, named as a user would ("watch of pods"), and never return; its exceptions pass unchanged.
 
     Raises:
         errors.Retryable: The service returned.

@@ -1,4 +1,4 @@
-"""Imports of libraries without those of their parts that nothing here uses: memory for good, and time at each start."""
+"""Lazy imports of libraries' unused parts, to save memory and time at each start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Later:
-    """Finds modules that are loaded when they are first looked into (``importlib.abc.MetaPathFinder``)."""
+    """Finds modules that are loaded on first use (``importlib.abc.MetaPathFinder``)."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -22,7 +22,7 @@ class Later:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how a module is loaded lazily, None for any other."""
+        """Return the lazy spec of a module, None for any other module."""
         if name not in self._names:
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -32,5 +32,5 @@ class Later:
 
 
 def later(*names: str) -> None:
-    """Have these modules loaded when they are first looked into, not when others import them."""
+    """Load these modules on first use, not when others import them."""
     sys.meta_path.insert(0, Later(frozenset(names)))

@@ -1,4 +1,4 @@
-"""Memory that a burst of work has freed goes back to the system."""
+"""Returning memory to the system after a burst of work."""
 
 from __future__ import annotations
 
@@ -12,44 +12,42 @@ import psutil
 
 LOOK_SECONDS = 5.0
 GROWN_BYTES = 4 << 20
-"""So much more than after the last time is a burst."""
+"""Growth since the last trim that counts as a burst."""
 LOOKS = 6
-"""After a burst it is done at so many looks, at rest at every so many: half a minute."""
+"""After a burst memory is trimmed at this many looks, at rest once in this many: half a minute."""
 TLS_BUFFER_BYTES = 64 << 10
 ARENAS = 2
-_ARENA_MAX = -8
-"""Of mallopt(3)."""
+_ARENA_MAX = -8  # of mallopt(3)
 
 
 def few_arenas() -> None:
-    """Have all threads share two heaps, from now on.
+    """Make all threads share two heaps, from now on.
 
-    glibc gives each thread one of its own, up to eight for a core, and what a burst leaves free in one serves no other:
-    after 300 agents at once the kubelet had 149 MiB, with two heaps 131 (before the next trim). Another C library has
-    its own ways, and nothing is done.
+    glibc gives each thread its own, up to eight for each core, and no other can use memory that a burst frees in one:
+    after 300 agents at once the kubelet had 149 MiB, with two heaps 131 (before the next trim). Other C libraries are
+    left alone.
     """
     getattr(ctypes.CDLL(None), "mallopt", lambda _what, _value: 0)(_ARENA_MAX, ARENAS)
 
 
 def small_tls_buffers() -> None:
-    """Have each TLS connection of asyncio's read through 64 KiB, from now on.
+    """Limit the read buffer of asyncio's TLS connections to 64 KiB, from now on.
 
-    It has 256 of its own else, all of which are touched, for as long as the connection is open, idle or not: API server
-    and kubelet keep dozens for a burst of pods.
+    The default of 256 KiB is touched completely and kept while the connection is open, idle or not; API server and
+    kubelet keep dozens of connections for a burst of pods.
     """
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
 
 
 async def trim_forever() -> NoReturn:
-    """Give freed memory back every half minute, and for as long after a burst every five seconds, until cancelled.
+    """Return freed memory every half minute, and every five seconds for half a minute after a burst, until cancelled.
 
-    glibc keeps what was freed below the top of its heap for later use; after a hundred pods at once that is 15 MB and
-    more, for good, and shows in nothing before.  Trimming takes a few milliseconds (malloc_trim(3)); another C library
-    has its own ways, and nothing is done.
+    glibc keeps freed memory below the top of its heap; after a hundred pods at once that is 15 MB and more, for good.
+    Trimming takes a few milliseconds (malloc_trim(3)). Other C libraries are left alone.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _pad: 0)
     process = psutil.Process()
-    gc.freeze()  # what is there at the start stays: collections need not look at it
+    gc.freeze()  # objects from the start stay: collections can skip them
     least = busy = idle = 0
     while True:
         await asyncio.sleep(LOOK_SECONDS)

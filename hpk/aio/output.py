@@ -1,8 +1,8 @@
-"""The program's own log: written beside the event loop, bounded, and never the end of what it tells about.
+"""The program's own log: written outside the event loop, bounded, and never a cause of failure.
 
 A line goes to three places: a file on this node's disk, which has room when the home has none; a bounded copy on the
-home; and the program's standard error, which is the job's output on the home and cannot be rotated.  What a place
-refuses waits in memory, as much of it as is worth keeping, and is written when there is room again.
+home; and standard error, which is the job's output on the home and cannot be rotated. Lines that a place refuses wait
+in memory, up to a limit, and are written when there is room again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_OUTPUT_BYTES = 4 << 20
-"""Of standard error; what follows is in the copy only."""
+"""Limit of standard error; later lines are in the copy only."""
 MOST_COPY_BYTES = 4 << 20
-"""Of each of two files (:class:`hpk.aio.process.Log`)."""
+"""Limit of each of two files (:class:`hpk.aio.process.Log`)."""
 MOST_LINES = 2000
-"""That wait for a place that refuses them; the oldest are dropped."""
+"""Lines that wait for a place that refuses them; the oldest are dropped."""
 RETRY_SECONDS = 5.0
 FLUSH_SECONDS = 2.0
 FULL = b"hpk: this output is full; what follows is in state/logs/hpk.log of the state directory\n"
 
 
 class Place:
-    """Where lines go; keeps those that it could not write."""
+    """A destination of lines; keeps those that it could not write."""
 
     def __init__(self, log: process.Log | None, *, descriptor: int = -1, most_bytes: int = MOST_OUTPUT_BYTES) -> None:
         self._log = log
@@ -43,7 +43,7 @@ class Place:
         self._waiting: collections.deque[bytes] = collections.deque(maxlen=MOST_LINES)
 
     def put(self, lines: Iterable[bytes]) -> bool:
-        """Write what waits and these lines, and return whether nothing waits any more.  Nothing is raised."""
+        """Write the waiting lines and these; return whether none waits any more. Never raises."""
         self._waiting += lines
         while self._waiting:
             if not self._write(self._waiting[0]):
@@ -66,10 +66,7 @@ class Place:
 
 
 class Output(io.TextIOBase):
-    """A stream for loggers and for ``sys.stderr``; neither writing nor flushing it ever raises or waits.
-
-    A thread of this object's writes to the places.
-    """
+    """A stream for loggers and ``sys.stderr``; a thread writes it out, and neither write nor flush raises or waits."""
 
     def __init__(self, places: Iterable[Place], *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._places = tuple(places)
@@ -86,7 +83,7 @@ class Output(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Take the text; what is no whole line waits for the rest of it."""
+        """Queue the text; an incomplete line waits for its rest."""
         with self._news:
             *lines, self._rest = (self._rest + text).split("\n")
             self._lines += (f"{line}\n".encode("utf-8", "backslashreplace") for line in lines)
@@ -97,7 +94,7 @@ class Output(io.TextIOBase):
         """Do nothing: the thread writes as soon as it can."""
 
     def finish(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Write the last of it, but do not wait for a file system that hangs."""
+        """Write the remaining lines, but do not wait for a file system that hangs."""
         if self._rest:
             self.write("\n")
         deadline = time.monotonic() + seconds
@@ -125,7 +122,7 @@ class Output(io.TextIOBase):
 
 
 def take_over(*, node: Path, home: Path | None = None) -> Output:
-    """Have ``sys.stdout`` and ``sys.stderr`` be an output with these two files, and return it."""
+    """Replace ``sys.stdout`` and ``sys.stderr`` by an output with these two files, and return it."""
     files = [node]
     if home is not None:
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
-"""TCP ports: chosen free, held for as long as we live, and the same again after a restart.
+"""TCP ports that are chosen free, held while this process lives, and the same again after a restart.
 
-A held port is bound but not listened on, with SO_REUSEADDR.  Linux lets another socket with SO_REUSEADDR
-bind and listen beside it (Go's, asyncio's and gRPC's listeners all set it), yet never hands the port out as
-a free one: so there is no race between choosing a port and the child that listens on it, not even when the
-child is restarted.  Two holders would not notice each other that way, so each also binds an abstract Unix
-socket named after the port, which lives in the same network namespace and dies with its owner.
+A held port is bound but not listened on, with SO_REUSEADDR. Linux lets another socket with SO_REUSEADDR bind and
+listen beside it (Go's, asyncio's and gRPC's listeners all set it), yet never hands the port out as a free one. So there
+is no race between choosing a port and the child that listens on it, even if the child is restarted. Two holders would
+not notice each other, so each also binds an abstract Unix socket named after the port, which belongs to the same
+network namespace and disappears with its owner.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-# Below Linux's ephemeral ports (from 32768), which outgoing connections take, and below Kubernetes' node
-# ports (from 30000): what is free today is most likely free on the next host too.
+# Below Linux's ephemeral ports (from 32768), which outgoing connections use, and below Kubernetes' node
+# ports (from 30000): a port that is free here is most likely free on the next host too.
 LOWEST = 20000
 HIGHEST = 29999
 _TRIES = 64
@@ -30,11 +30,7 @@ _TRIES = 64
 
 @dataclass(frozen=True)
 class Held:
-    """A port that nobody else is given.
-
-    Attributes:
-        bound: Bound and not listening.  A server of our own may listen on it, or bind beside it.
-    """
+    """A port that nobody else gets. Our own server may listen on ``bound``, or bind beside it."""
 
     host: str
     port: int
@@ -42,16 +38,16 @@ class Held:
     _mark: socket.socket
 
     def close(self) -> None:
-        """Let the port go; fine if that was done before."""
+        """Release the port; idempotent."""
         self.bound.close()
         self._mark.close()
 
 
 def hold(host: str, *, preferred: Iterable[int] = ()) -> Held:
-    """Hold the first preferred port that is free, else some free port.
+    """Hold the first preferred port that is free, else any free port.
 
     Raises:
-        errors.Fatal: The host is no address of this machine, or no port is free.
+        errors.Fatal: The host is not an address of this machine, or no port is free.
     """
     for port in _candidates(preferred):
         try:
@@ -65,19 +61,14 @@ def hold(host: str, *, preferred: Iterable[int] = ()) -> Held:
 
 
 class Book:
-    """Ports by name, held together and recorded in a JSON file, so that the next run prefers the same.
-
-    A kubeconfig that was handed out stays valid as long as the port of the API server does.
-    """
+    """Held ports by name, recorded in a JSON file and preferred by the next run, so that kubeconfigs stay valid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._held: dict[str, Held] = {}
 
     def hold(self, name: str, *, host: str, preferred: Iterable[int] = ()) -> Held:
-        """Hold a port for the name: the recorded one, else a preferred one, else a free one.
-
-        A name that is held already returns what it has.
+        """Hold a port for the name: the recorded one, else a preferred one, else any free one; idempotent.
 
         Raises:
             errors.Fatal: As :func:`hold`.
@@ -91,13 +82,13 @@ class Book:
         return self._held[name]
 
     def close(self) -> None:
-        """Let all ports go; the record stays."""
+        """Release all ports; the record stays."""
         for held in self._held.values():
             held.close()
         self._held.clear()
 
     def _read(self) -> dict[str, int]:
-        recorded = jobdir.peek_json(str(self._path)) or {}  # a wish, not a fact: without it we choose afresh
+        recorded = jobdir.peek_json(str(self._path)) or {}  # only a preference: without it any port will do
         return {name: port for name, port in recorded.items() if isinstance(port, int) and 0 < port < 65536}  # noqa: PLR2004
 
 

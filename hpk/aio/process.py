@@ -1,4 +1,4 @@
-"""A child process: its own process group, its output in a bounded log, TERM then KILL, and never an orphan."""
+"""A child process with its own process group and a bounded log, ended by TERM then KILL, and never orphaned."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _DRAIN_SECONDS = 1.0
 
 
 class Log:
-    """A log file (0600) of at most two times ``most_bytes``: when full it becomes ``<path>.1``.
+    """A log file (0600) of at most twice ``most_bytes``; a full one becomes ``<path>.1``.
 
-    Nothing here raises: what cannot be written, as on a full disk, is lost, and the next line tries again.
+    Nothing here raises: data that cannot be written, as on a full disk, are lost, and the next line tries again.
     """
 
     def __init__(self, path: Path, *, most_bytes: int = 8 << 20) -> None:
@@ -35,7 +35,7 @@ class Log:
         self._open()
 
     def write(self, data: bytes) -> bool:
-        """Append the bytes, and return whether all of them are in the file."""
+        """Append the bytes; return whether all of them are in the file."""
         if self._size > self._most_bytes:
             with contextlib.suppress(OSError):
                 self._path.replace(f"{self._path}.1")
@@ -67,11 +67,7 @@ class Log:
 
 
 class Process:
-    """A running or ended child; made by :func:`start`.
-
-    Attributes:
-        pid: Also the id of its process group.
-    """
+    """A running or ended child, made by :func:`start`; ``pid`` is also the id of its process group."""
 
     def __init__(self, name: str, child: asyncio.subprocess.Process, *, log: Log, kept_lines: int) -> None:
         self.name = name
@@ -88,21 +84,18 @@ class Process:
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of what the child wrote (stdout and stderr)."""
+        """The last lines of stdout and stderr."""
         return list(self._lines)
 
     async def wait(self) -> int:
-        """Wait for the end and for the last of the output; the exit code, or minus the signal's number."""
+        """Wait for the end and the last output; return the exit code, or minus the signal's number."""
         code = await self._child.wait()
-        # A grandchild may hold the pipe open for ever: its output is not worth waiting for.
+        # A grandchild may hold the pipe open: its output is not worth waiting for.
         await asyncio.wait({self._reader}, timeout=_DRAIN_SECONDS)
         return code
 
     async def stop(self, *, grace_seconds: float) -> int:
-        """End the child and all of its process group: SIGTERM, then SIGKILL when the grace is over.
-
-        Fine if it has ended.  Being cancelled cuts the grace short and still leaves nothing running.
-        """
+        """End the child and its process group: SIGTERM, then SIGKILL after the grace or when cancelled; idempotent."""
         try:
             if self._child.returncode is None:
                 self._signal(signal.SIGTERM)
@@ -143,8 +136,8 @@ async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: 
     The kernel kills it if this process dies without having stopped it (PR_SET_PDEATHSIG).
 
     Raises:
-        errors.Fatal: The program is not there or cannot be executed.
-        errors.Retryable: This host has no room for another process now.
+        errors.Fatal: The program is missing or cannot be executed.
+        errors.Retryable: The host cannot start another process now.
     """
     if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
         raise errors.Fatal(f"Cannot start {name}: {argv[0]} is not there or may not be executed")
@@ -163,15 +156,15 @@ async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: 
         file.close()
         raise errors.Retryable(f"Cannot start {name} ({argv[0]}): {error.strerror}") from error
     except asyncio.CancelledError:
-        file.close()  # asyncio has killed the child, which had no time to do anything yet
+        file.close()  # asyncio has killed the child before it did anything
         raise
     return Process(name, child, log=file, kept_lines=kept_lines)
 
 
 def _dying_with_us(argv: Sequence[str]) -> list[str]:
-    """The command behind setpriv, which sets the death signal and then becomes the command.
+    """Return the command behind setpriv, which sets the death signal and then becomes the command.
 
-    Not a ``preexec_fn``: that would fork this whole process, with gRPC's threads and locks in it.
+    A ``preexec_fn`` would fork this whole process, with gRPC's threads and locks in it.
     """
     if (setpriv := shutil.which("setpriv")) is None:
         return list(argv)

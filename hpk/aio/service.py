@@ -1,4 +1,4 @@
-"""Services of a TaskGroup that are started again when they fail, so that one error does not end all of them."""
+"""Services of a TaskGroup that are restarted when they fail, so that one error does not end all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 ATTEMPTS = 6
-"""Failures in a row after which the whole program shall start anew: with the pauses between them half a minute."""
+"""Failures in a row after which the whole program restarts: half a minute, pauses included."""
 POLICY = backoff.Policy(first_seconds=1.0)
 
 logger = structlog.get_logger(__name__)
@@ -27,13 +27,11 @@ async def kept(
     policy: backoff.Policy = POLICY,
     attempts: int = ATTEMPTS,
 ) -> NoReturn:
-    """Run the service until cancelled; start it again, with growing pauses, when it raises or returns.
-
-    Its name is what the user would call it: "watch of pods". So many attempts that fail in a row end it.
+    """Run the service, named as a user would ("watch of pods"); restart it, with growing pauses, when it ends.
 
     Raises:
-        errors.Fatal: The service says that nothing will help.
-        errors.Retryable: It failed too often in a row; its last error is the cause.
+        errors.Fatal: The service raised it: a restart will not help.
+        errors.Retryable: It failed `attempts` times in a row; its last error is the cause.
     """
     pauses = backoff.Backoff(policy)
     while True:

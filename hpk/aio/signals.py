@@ -1,8 +1,8 @@
 """The signals that ask the program to stop.
 
-Slurm sends SIGTERM (scancel, time limit, shutdown), a terminal SIGINT.  They stay caught until the program
-has ended: Slurm may send the same signal twice, and the second must not cut the orderly stop short (SIGKILL
-does that, after the site's KillWait).
+Slurm sends SIGTERM (scancel, time limit, shutdown), a terminal SIGINT. They stay caught until the program has ended:
+Slurm may send the same signal twice, and the second must not cut the orderly stop short (SIGKILL does that, after the
+site's KillWait).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Caught:
         self.number: signal.Signals | None = None
 
     def came(self, number: signal.Signals) -> None:
-        """Note the signal; only the first one counts."""
+        """Record the signal; only the first one counts."""
         self.number = self.number or number
         self._came.set()
 
     async def wait(self) -> signal.Signals:
-        """Wait for the first signal; returns at once if it has come."""
+        """Wait for the first signal, and return it."""
         await self._came.wait()
         assert self.number is not None
         return self.number
@@ -39,7 +39,7 @@ class Caught:
 
 @contextlib.contextmanager
 def caught(*numbers: signal.Signals) -> Iterator[Caught]:
-    """Catch the signals (by default those that ask for an end) in the running loop while the block lasts."""
+    """Catch these signals (by default those that ask to stop) in the running loop during the block."""
     loop = asyncio.get_running_loop()
     stop = Caught()
     numbers = numbers or STOP
