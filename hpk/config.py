@@ -1,6 +1,6 @@
 """Settings: ``~/.hpk/config.toml`` < ``HPK_…`` environment variables < command line, read once, frozen.
 
-Each field says its unit, its default and why.  An unknown key is an error that names the nearest known one.
+Each field states its unit, its default and the reason. An unknown key is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -23,60 +23,63 @@ FILE_NAME = "config.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All that a user or a site may choose; see ``scripts/hpk.sbatch`` for the same in an administrator's words."""
+    """The settings of a user or a site; ``scripts/hpk.sbatch`` describes the same for administrators."""
 
     state: Path = Path("~/.hpk")
     """Control plane, pod directories, exit records; on the file system that all nodes share."""
     images: Path | None = None
-    """Converted images, by manifest digest; on the shared file system.  Default: ``<state>/images``."""
+    """Converted images, by manifest digest; on the shared file system. Default: ``<state>/images``."""
     images_gib: int = 50
-    """GiB that converted images may take: the capacity of which the two percentages are.  The file system's own would
-    say little: a shared home is nearly full on most sites, whoever filled it, and the user's quota is less."""
+    """GiB that converted images may take, the capacity to which the two percentages apply. The file system's own
+    capacity would say little: a shared home is nearly full on most sites, whoever filled it, and the user's quota is
+    smaller.
+    """
     image_gc_high_threshold_percent: int = 85
-    """Above it unused images are removed, the longest unused first (the kubelet's imageGCHighThresholdPercent)."""
+    """Percentage above which unused images are removed, the longest unused first (imageGCHighThresholdPercent)."""
     image_gc_low_threshold_percent: int = 80
-    """Until this is reached (imageGCLowThresholdPercent)."""
+    """Percentage at which that removal ends (imageGCLowThresholdPercent)."""
     image_minimum_gc_age: float = 120.0
     """Seconds for which an image is kept after its last use (imageMinimumGCAge)."""
     image_maximum_gc_age: float = 0.0
-    """Seconds after which an unused image is removed whatever there is room for; 0: never (imageMaximumGCAge)."""
+    """Seconds after which an unused image is removed, however much space is free; 0: never (imageMaximumGCAge)."""
     scratch: str = "${TMPDIR:-/tmp}"
     """Volumes and container file systems, on the compute node's own disk; expanded by the job's shell."""
     image: Path | None = None
-    """hpk.sif.  Default: ``<state>/hpk.sif``, where ``hpk.sif install`` puts it."""
+    """hpk.sif. Default: ``<state>/hpk.sif``, where ``hpk.sif install`` puts it."""
 
     etcd: str = "auto"
-    """Where etcd's data live: ``shared`` (in the state directory), ``node`` (on the control plane's node, with a copy
-    in the state directory that is half a second old at most), or ``auto``: ``shared`` where that file system has
-    locks and syncs in 20 ms."""
+    """Where etcd's data are: ``shared`` (in the state directory), ``node`` (on the control plane's node, with a copy in
+    the state directory that is at most half a second old), or ``auto``: ``shared`` if that file system has locks and
+    syncs in 20 ms.
+    """
     node_name: str = "hpk"
     """The one node's name."""
     max_pods: int = 1000
-    """Pods the node accepts; upstream's 110 is a limit of one machine, not of a cluster."""
+    """Pods that the node accepts; upstream's 110 is a limit of one machine, not of a cluster."""
 
     flags: str = ""
     """sbatch flags for every pod's job, before those of the pod's own annotation."""
     account: str = ""
-    """Slurm account of the pods' jobs where no flags name one; hpk.sbatch sets it to its own job's."""
+    """Slurm account of the pods' jobs if no flags name one; hpk.sbatch sets it to its own job's."""
     prelude: str = ""
     """Shell lines at the start of every job, such as ``module load apptainer``."""
     apptainer: str = "apptainer"
     """The site's Apptainer command."""
     poll_seconds: float = 15.0
-    """Shortest pause between questions to slurmctld when nothing calls for one; without news it grows to a minute."""
+    """Shortest pause in seconds between periodic queries of slurmctld; without news it grows to a minute."""
     gateway: Path | None = None
     """The gateway's Unix socket on this host; set by hpk.sbatch and the launcher."""
 
     connect: str = "auto"
-    """How a host reaches the API server whose port is filtered: by ``srun``, by ``ssh``, or ``auto``, by either."""
+    """How a host reaches the API server if its port is filtered: by ``srun``, by ``ssh``, or ``auto``, by either."""
     address: str = ""
-    """The IPv4 address of this host that the other nodes can reach; by default found out."""
+    """The IPv4 address of this host that the other nodes can reach; detected by default."""
     network: str = "auto"
-    """``auto``, ``flannel``, ``overlay`` or ``host``; ``auto`` takes the first of them that the site allows."""
+    """``auto``, ``flannel``, ``overlay`` or ``host``; ``auto`` takes the first that the site allows."""
     service_cidr: str = "10.96.0.0/16"
-    """ClusterIPs."""
+    """Network of ClusterIPs."""
     pod_cidr: str = "10.244.0.0/16"
-    """Pods' addresses, as far as HPK gives them (Flannel's are the site's)."""
+    """Network of pods' addresses, if HPK assigns them (Flannel's are the site's)."""
     cluster_domain: str = "cluster.local"
     """The DNS domain of services."""
 
@@ -84,9 +87,9 @@ class Settings:
     """``host:port`` of registries that speak plain HTTP; comma-separated in the environment."""
 
     container_log_max_size: int = 10
-    """MiB: how large one file of a container's log grows before the next one is begun (containerLogMaxSize)."""
+    """MiB at which a file of a container's log is continued in the next one (containerLogMaxSize)."""
     container_log_max_files: int = 5
-    """Files of one run's log that are kept, at least 2 (containerLogMaxFiles)."""
+    """Files that are kept of one run's log, at least 2 (containerLogMaxFiles)."""
 
     control_plane_memory: int = 512
     """MiB: the soft limit (GOMEMLIMIT) of the API server."""
@@ -95,7 +98,7 @@ class Settings:
 
     @property
     def account_flags(self) -> dict[str, str | None]:
-        """The weakest of a pod's sbatch options."""
+        """The sbatch options of a pod with the lowest precedence."""
         return {"account": self.account} if self.account else {}
 
     @property
@@ -105,11 +108,11 @@ class Settings:
 
     @property
     def images_directory(self) -> Path:
-        """Where converted images are."""
+        """The directory of converted images."""
         return self.images or Path(self.directory.images)
 
     def images_for(self, *, has_one_id: bool) -> Path:
-        """Where they are that were converted for users with subordinate ids, or for those without."""
+        """Return the directory of images for users with subordinate ids, or for those without."""
         return self.images_directory / "one-id" if has_one_id else self.images_directory
 
     @property
@@ -130,22 +133,22 @@ LEAST = {
     "image_minimum_gc_age": 0,
     "image_maximum_gc_age": 0,
 }
-"""Of numbers, the least that makes sense: less would spin, never start, or remove all images."""
+"""Least values: smaller ones would spin, never start, or remove all images."""
 SCRIPT_VARIABLES = {"HPK_BIND"}
-"""What hpk.sbatch alone reads."""
+"""Variables that only hpk.sbatch reads."""
 SMALLEST_NETWORK = 30
-"""The longest prefix: of a smaller network no address can be given."""
+"""The longest prefix: a smaller network has no address to give."""
 
 
 def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
     """Read the settings once.
 
     Args:
-        environment: Usually ``os.environ``; ``HPK_STATE`` also says where the file is.
+        environment: Usually ``os.environ``; ``HPK_STATE`` also names the file's directory.
         flags: Values from the command line, by field name; None values do not count.
 
     Raises:
-        errors.Fatal: An unknown key or a value of the wrong kind, by name.
+        errors.Fatal: A key is unknown, or a value is of the wrong kind; names it.
     """
     known = {field.name for field in fields(Settings)}
     state = Path((flags or {}).get("state") or environment.get("HPK_STATE") or "~/.hpk").expanduser()
@@ -167,10 +170,7 @@ def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = No
 
 
 def strangers(environment: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with ``HPK_…`` variables that are nearly settings, a line each.
-
-    Others are left alone: a site or a checkout has some of its own.
-    """
+    """Return a message for each ``HPK_…`` variable that resembles a setting's; ignore others, which a site may have."""
     known = {f"HPK_{field.name.upper()}" for field in fields(Settings)} | SCRIPT_VARIABLES
     near = {
         name: difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)

@@ -4,19 +4,19 @@
 
     HpkError
     ├── Retryable            try again later, with a pause; nothing is lost
-    │   ├── SlurmUnavailable     slurmctld or the gateway does not answer, or limits us
+    │   ├── SlurmUnavailable     slurmctld or the gateway does not answer, or limits our rate
     │   ├── RegistryUnavailable  a registry does not answer
     │   ├── ApiUnavailable       the API server does not answer
-    │   └── AgentUnavailable     a pod's agent cannot be asked for something now
+    │   └── AgentUnavailable     a pod's agent cannot serve a request now
     ├── Rejected             the input cannot be honoured; trying again will not help
     │   ├── JobRefused           sbatch refused the job for good
-    │   ├── PodRefused           the pod asks for what cannot be given
+    │   ├── PodRefused           the pod requests something that cannot be given
     │   └── ImageRefused         the name, the manifest or the platform of an image is wrong
-    ├── NotFound             what was asked for does not exist
+    ├── NotFound             the requested object does not exist
     ├── Conflict             the object changed, or exists already
     └── Fatal                the program cannot go on; says what to do
 
-A message names what could not be done, why, and what would help:
+A message names the failed action, the reason and a remedy:
 "Cannot submit pod a/b: sbatch: invalid partition 'gpuu' (known: cpu, gpu)".
 """
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 
 class HpkError(Exception):
-    """The root of the tree; its text is fit for the user."""
+    """The root of the tree; its text is for the user."""
 
 
 class Retryable(HpkError):
@@ -35,8 +35,8 @@ class SlurmUnavailable(Retryable):
     """Slurm or the gateway does not answer, or asks us to slow down.
 
     Attributes:
-        may_have_succeeded: Whether what was asked for (a submission) may have been done all the same.
-        limits_rate: Whether Slurm said that this user asks too often.
+        may_have_succeeded: Whether the request (a submission) may have been carried out all the same.
+        limits_rate: Whether Slurm limits this user's rate of requests.
     """
 
     def __init__(self, message: str, *, may_have_succeeded: bool = False, limits_rate: bool = False) -> None:
@@ -54,7 +54,7 @@ class ApiUnavailable(Retryable):
 
 
 class AgentUnavailable(Retryable):
-    """A pod's agent is not on the line, does not answer, is too old, or has too much to do."""
+    """A pod's agent is not connected, does not answer, is too old, or has too much to do."""
 
 
 class Rejected(HpkError):
@@ -66,11 +66,7 @@ class JobRefused(Rejected):
 
 
 class PodRefused(Rejected):
-    """The pod asks for what cannot be given.
-
-    Attributes:
-        reason: CamelCase word for ``status.reason``, such as ``UnsupportedField`` or ``NodeAffinity``.
-    """
+    """The pod requests something that cannot be given; ``reason`` is for its status, such as ``NodeAffinity``."""
 
     def __init__(self, message: str, *, reason: str = "UnsupportedField") -> None:
         super().__init__(message)
@@ -78,11 +74,7 @@ class PodRefused(Rejected):
 
 
 class ImageRefused(Rejected):
-    """An image's name, manifest or platform is wrong.
-
-    Attributes:
-        reason: The container's waiting reason: ``InvalidImageName``, ``ErrImagePull``, ``ErrImageNeverPull``.
-    """
+    """An image's name, manifest or platform is wrong; ``reason`` is its container's, such as ``InvalidImageName``."""
 
     def __init__(self, message: str, *, reason: str = "ErrImagePull") -> None:
         super().__init__(message)
@@ -90,7 +82,7 @@ class ImageRefused(Rejected):
 
 
 class NotFound(HpkError):
-    """What was asked for does not exist."""
+    """The requested object does not exist."""
 
 
 class Conflict(HpkError):

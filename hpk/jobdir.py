@@ -1,7 +1,7 @@
-"""Every path under ``~/.hpk``, and how the files there are written: the one place that knows.
+"""All paths under ``~/.hpk``, and the functions that write files there.
 
-Only the standard library's cheap part is imported: the agent reads this before the first container starts.
-All directories are 0700 and all files 0600; a write is whole or not at all (rename within the directory).
+It imports only cheap parts of the standard library: the agent loads it before the first container starts.
+All directories are 0700 and all files 0600; a write is complete or not at all (rename within the directory).
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = 1
-"""Of the files' shapes (:mod:`hpk.records`)."""
+"""Version of the files' shapes (:mod:`hpk.records`)."""
 
+# Placeholders in a plan. NUL cannot occur in an argument or an environment variable.
 POD_IP = "\0podIP\0"
-"""Stands for the pod's address in a plan; NUL cannot occur in an argument or an environment variable."""
 HOST_IP = "\0hostIP\0"
-"""Stands for the compute node's address in a plan."""
-NODE_HOSTS = "\0nodeHosts\0"
-"""Stands for the compute node's own /etc/hosts in a plan."""
+NODE_HOSTS = "\0nodeHosts\0"  # the compute node's own /etc/hosts
 
-# Signals to a job's script that only HPK sends: real-time ones, which no user's habit and no tool of a site uses.
+# Signals to a job's script that only HPK sends: real-time ones, which neither users nor a site's tools send.
 WARNING_SIGNAL = 50
 """The job nears its time limit (sbatch(1), --signal)."""
 END_SIGNAL = 51
-"""The pod is to end: the kubelet cannot reach the agent by the link."""
+"""The pod must end: the kubelet cannot reach the agent by the link."""
 
-# Where the sandbox finds what the job script binds into it (hpk.sif has these directories).
+# Targets of the job script's bind mounts (hpk.sif has these directories).
 SANDBOX_POD = "/run/hpk/pod"
 SANDBOX_IMAGES = "/run/hpk/images"
 SANDBOX_ENDPOINT = "/run/hpk/endpoint"
@@ -38,7 +36,7 @@ SANDBOX_HOST = "/run/hpk/host"
 
 
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-"""What file systems say that cannot sync a directory."""
+"""Errors of file systems that cannot sync a directory."""
 
 
 class State:
@@ -55,12 +53,12 @@ class State:
         self.kubeconfig = os.path.join(root, "kubeconfig")
 
     def pod(self, uid: str) -> PodDirectory:
-        """The directory of the pod with this UID; nothing is created."""
+        """Return the directory of the pod with this UID; nothing is created."""
         return PodDirectory(os.path.join(self.pods, uid))
 
 
 class PodDirectory:
-    """``pods/<uid>``: what must outlive the compute node, for as long as the pod exists."""
+    """``pods/<uid>``: files that must outlive the compute node, for as long as the pod exists."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -74,20 +72,20 @@ class PodDirectory:
         self.logs = os.path.join(root, "logs")
 
     def log(self, container: str, restart_count: int) -> str:
-        """The CRI log file of one run of a container: the first part, see :func:`log_parts`."""
+        """Return the CRI log file of one run of a container: its part 0, see :func:`log_parts`."""
         return os.path.join(self.logs, container, f"{restart_count}.log")
 
 
 def log_part(path: str, number: int) -> str:
-    """The path of one part of a log; part 0 has the log's own."""
+    """Return the path of one part of a log; part 0 has the log's own."""
     return f"{path}.{number}" if number else path
 
 
 def log_parts(path: str) -> list[int]:
-    """The parts of a log that are there, oldest first; empty if there is none, or its directory is gone.
+    """Return the existing parts of a log, oldest first; empty if there is none or its directory is gone.
 
-    A log that is full goes on in the next part, and the oldest is removed.  No file is ever renamed, so that a reader
-    on another host, whose file system tells it late, can take none for another.
+    A full log continues in the next part, and the oldest is removed. No file is ever renamed, so that a reader on
+    another host, whose file system sees it late, cannot confuse two parts.
     """
     directory, base = os.path.split(path)
     try:
@@ -104,16 +102,16 @@ def _is_part(name: str, start: str) -> bool:
 
 
 def make_directory(path: str) -> None:
-    """Make the directory and its parents, each 0700; fine if it exists."""
+    """Make the directory and its parents, each 0700; idempotent."""
     try:
         _make_one(path)
     except FileNotFoundError:
         parent = os.path.dirname(path)
         if parent in ("", path):
             raise
-        # Not os.makedirs: it gives its mode to the last directory only.
+        # os.makedirs gives its mode to the last directory only.
         make_directory(parent)
-        _make_one(path)  # where nothing can be made, as in /proc or below an automounter, it is still "not found"
+        _make_one(path)  # still FileNotFoundError where nothing can be made, as in /proc or below an automounter
 
 
 def _make_one(path: str) -> None:
@@ -125,19 +123,15 @@ def _make_one(path: str) -> None:
 
 
 def write_bytes(path: str, data: bytes, mode: int = 0o600, *, is_durable: bool = True) -> None:
-    """Replace the file with data, whole or not at all.
+    """Replace the file with data, completely or not at all; its directory must exist.
 
-    Args:
-        path: Of the file; its directory must exist.
-        data: The new content.
-        mode: Of a new file.
-        is_durable: Whether the content must survive a power cut from now on.  Else a power cut may leave the file
-            empty: enough for what is written again at each start, or for a disk that goes with the node.
+    If not durable, a power cut may leave the file empty: enough for a file that each start writes again, or for a disk
+    that goes with the node.
 
     Raises:
         OSError: The file system refused; the old content is untouched.
     """
-    # Others may write the same, also in PID namespaces of their own, whose few numbers are the same.
+    # Not the process id: other writers may have the same, in their own PID namespaces.
     temporary = f"{path}.{os.urandom(6).hex()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -157,7 +151,7 @@ def write_bytes(path: str, data: bytes, mode: int = 0o600, *, is_durable: bool =
 
 
 def sync_directory(path: str) -> None:
-    """Have the names in a directory survive a power cut, as far as its file system knows how to do that.
+    """Make the names in a directory survive a power cut, as far as its file system supports it.
 
     Raises:
         OSError: The directory cannot be opened, or its disk fails.
@@ -174,7 +168,7 @@ def sync_directory(path: str) -> None:
 
 def write_json(path: str, value: Any, *, is_durable: bool = True) -> None:
     """Replace the file with the JSON text of value, as :func:`write_bytes` does."""
-    import json  # noqa: PLC0415 - it brings re and enum, 9 ms that the agent has no time for
+    import json  # noqa: PLC0415 - it imports re and enum: 9 ms of the agent's start
 
     data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
     write_bytes(path, data, is_durable=is_durable)
@@ -183,16 +177,16 @@ def write_json(path: str, value: Any, *, is_durable: bool = True) -> None:
 def read_json(path: str) -> Any:
     """Return the record in the file, a dict, or None if there is none that can be read.
 
-    An empty or torn file, as a power cut may leave it, is no record: whoever wrote it did not come to an end.
+    An empty or torn file, as a power cut may leave it, is no record: its writer did not finish.
 
     Raises:
-        OSError: The file system does not say.
+        OSError: The file system does not respond.
     """
     import json  # noqa: PLC0415 - as above
 
     try:
         with open(path, "rb") as file:
-            # As they are written: values of the environment are bytes.
+            # As in write_json: values of the environment are bytes.
             value = json.loads(file.read().decode("utf-8", "surrogateescape"))
     except (FileNotFoundError, ValueError):
         return None
@@ -200,7 +194,7 @@ def read_json(path: str) -> Any:
 
 
 def peek_json(path: str) -> Any:
-    """Return the record in the file as :func:`read_json`, or None also where the file system does not say."""
+    """Return the record in the file as :func:`read_json`, or None also if the file system does not respond."""
     try:
         return read_json(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""The user's own kubeconfig: the context ``hpk`` comes with the control plane and goes with ``hpk down``.
+"""The user's own kubeconfig: the control plane adds the context ``hpk``, and ``hpk down`` removes it.
 
-Everything else in the file is kept, as data (YAML comments are not).  kubectl's own lock is honoured, so a
-``kubectl config`` at the same moment loses nothing.
+Everything else in the file is kept, as data (YAML comments are not). kubectl's own lock is honoured, so a concurrent
+``kubectl config`` loses nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from hpk import errors, jobdir
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-NAME = "hpk"
-"""Of cluster, user and context."""
+NAME = "hpk"  # of the cluster, user and context
 REMEMBERED = "hpk.io/previous-context"
-"""The extension of our context that holds the name of the one that was current before."""
+"""Extension of our context with the name of the context that was current before."""
 LOCK_SECONDS = 10.0
 _LOCK_PAUSE_SECONDS = 0.05
 _SECTIONS = ("clusters", "users", "contexts")
 
 
 def path(environment: Mapping[str, str] | None = None) -> Path:
-    """The file that kubectl writes to: the first of ``$KUBECONFIG``, else ``~/.kube/config``."""
+    """Return the file that kubectl writes to: the first of ``$KUBECONFIG``, else ``~/.kube/config``."""
     environment = os.environ if environment is None else environment
     for entry in environment.get("KUBECONFIG", "").split(os.pathsep):
         if entry:
@@ -38,14 +37,13 @@ def path(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def merge(document: bytes, *, into: Path | None = None) -> None:
-    """Put the document's ``hpk`` cluster, user and context into the file, and make the context current.
+    """Write the document's ``hpk`` cluster, user and context to the file, and make the context current; idempotent.
 
-    Doing it again replaces them.  A file that does not exist is made; the result is 0600 in any case, for it
-    holds a key.
+    A missing file is created; the result is always 0600, since it holds a key.
 
     Raises:
-        errors.Conflict: Somebody holds the file's lock for long.
-        errors.Fatal: The file is no kubeconfig, or cannot be written.
+        errors.Conflict: The file stays locked.
+        errors.Fatal: The file is not a kubeconfig, or cannot be written.
     """
     ours = yaml.safe_load(document)
     with _edited(into or path()) as config:
@@ -62,16 +60,13 @@ def merge(document: bytes, *, into: Path | None = None) -> None:
 
 
 def remove(document: bytes, *, out_of: Path | None = None) -> bool:
-    """Take ``hpk`` out of the file again; the context that was current before is current again.
+    """Remove ``hpk`` and restore the context that was current before; return whether anything was removed.
 
-    Another cluster's context, of another authority than the document's, stays.
-
-    Returns:
-        Whether there was anything to take out.
+    A context with another authority than the document's belongs to another cluster and stays.
 
     Raises:
-        errors.Conflict: Somebody holds the file's lock for long.
-        errors.Fatal: The file is no kubeconfig, or cannot be written.
+        errors.Conflict: The file stays locked.
+        errors.Fatal: The file is not a kubeconfig, or cannot be written.
     """
     file = out_of or path()
     if not file.exists():
@@ -92,14 +87,11 @@ def remove(document: bytes, *, out_of: Path | None = None) -> bool:
 
 
 def point(server: str, *, into: Path | None = None) -> bool:
-    """Have the context lead to this URL.
-
-    Returns:
-        Whether the file has the context.
+    """Set the URL of the context's cluster; return whether the file has the context.
 
     Raises:
-        errors.Conflict: Somebody holds the file's lock for long.
-        errors.Fatal: The file is no kubeconfig, or cannot be written.
+        errors.Conflict: The file stays locked.
+        errors.Fatal: The file is not a kubeconfig, or cannot be written.
     """
     file = into or path()
     if not file.exists():
@@ -112,14 +104,14 @@ def point(server: str, *, into: Path | None = None) -> bool:
 
 
 def current(file: Path | None = None) -> tuple[str, str]:
-    """The name of the file's current context, and the URL to which ours leads; each empty if there is none."""
+    """Return the name of the file's current context, and the URL of our cluster; each empty if there is none."""
     config = _read(file or path())
     urls = [(e.get("cluster") or {}).get("server") for e in config.get("clusters") or [] if e.get("name") == NAME]
     return str(config.get("current-context") or ""), str(urls[0] if urls else "")
 
 
 def _parsed(document: bytes) -> dict[str, Any]:
-    """What is in a kubeconfig of ours; nothing if it is torn, as a power cut may leave it."""
+    """Return the content of our kubeconfig; empty if it is torn, as a power cut may leave it."""
     with contextlib.suppress(yaml.YAMLError):
         found = yaml.safe_load(document)
         if isinstance(found, dict):
@@ -128,13 +120,11 @@ def _parsed(document: bytes) -> dict[str, Any]:
 
 
 def _authority(config: dict[str, Any]) -> str | None:
-    """The certificate authority of our own cluster."""
     ours = [entry.get("cluster") or {} for entry in config.get("clusters") or [] if entry.get("name") == NAME]
     return ours[0].get("certificate-authority-data") if ours else None
 
 
 def _previous(config: dict[str, Any]) -> str:
-    """The context that our own one remembers."""
     for entry in config.get("contexts") or []:
         if entry.get("name") == NAME:
             for extension in (entry.get("context") or {}).get("extensions") or []:
@@ -145,8 +135,8 @@ def _previous(config: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _edited(file: Path) -> Iterator[dict[str, Any]]:
-    """The file's content under its lock; what it is changed to is written when the block ends."""
-    # A link, to a file that is kept elsewhere, stays one.
+    """Yield the file's content under its lock; write its changes after the block."""
+    # Keep a symbolic link to a file elsewhere.
     file = Path(os.path.realpath(file))
     try:
         jobdir.make_directory(str(file.parent))
@@ -182,7 +172,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _has_shape(section: Any) -> bool:
-    """Whether it is a list of named things, each with a mapping of its own or nothing."""
+    """Return whether it is a list of named entries, each with a mapping or nothing."""
     entries = section if isinstance(section, list) else [section]
     return isinstance(section, list) and all(
         isinstance(entry, dict)
@@ -193,7 +183,7 @@ def _has_shape(section: Any) -> bool:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold kubectl's lock of the file (``<file>.lock``, there or not)."""
+    """Hold kubectl's lock of the file (``<file>.lock``; the file itself may be missing)."""
     lock = f"{file}.lock"
     deadline = time.monotonic() + LOCK_SECONDS
     while True:

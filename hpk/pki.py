@@ -1,7 +1,7 @@
-"""Certificate authorities and what they issue: EC P-256, X.509, nothing but PEM bytes and 0600 files.
+"""Certificate authorities and the certificates they issue: EC P-256, X.509, PEM bytes and 0600 files.
 
-An authority lives in a directory (``ca.crt``, ``ca.key``) and outlives the program; what it issues is made
-anew at each start, for the host we are on.
+An authority lives in a directory (``ca.crt``, ``ca.key``) and outlives the program; its certificates are issued
+anew at each start, for the current host.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AUTHORITY_DAYS = 3650
-"""An authority outlives every control plane that is kept in use; ten years, as kubeadm's."""
+"""Longer than any control plane is kept in use; ten years, as kubeadm's."""
 CERTIFICATE_DAYS = 365
-"""Longer than most Slurm jobs; a control plane that lives longer starts anew before (hpk.controlplane.renewal)."""
+"""Longer than most Slurm jobs; a control plane that lives longer restarts before (hpk.controlplane.renewal)."""
 BACKDATED = dt.timedelta(hours=1)
-"""Compute nodes' clocks differ: a certificate is good from an hour before it was made."""
+"""Certificates are valid from this long before their creation, since compute nodes' clocks differ."""
 RENEWAL = dt.timedelta(days=30)
-"""An authority with less time left is refused: its certificates would run out with it."""
+"""An authority with less time left is rejected: its certificates would expire with it."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate and its key, as PEM; the key never shows in a repr, so that no log has it."""
+    """A certificate and its key, as PEM; the repr does not contain the key, so that no log does."""
 
     certificate_pem: bytes
     key_pem: bytes
@@ -58,7 +58,7 @@ class Authority:
     """A certificate authority that issues certificates directly (path length 0)."""
 
     def __init__(self, certificate_pem: bytes, key_pem: bytes) -> None:
-        """Take an authority from PEM.
+        """Load an authority from PEM.
 
         Raises:
             ValueError: Not PEM, or the key is not the certificate's.
@@ -72,7 +72,7 @@ class Authority:
 
     @classmethod
     def create(cls, name: str) -> Authority:
-        """A new authority that exists only in memory."""
+        """Return a new authority that exists only in memory."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name(name)
         builder = (
@@ -85,7 +85,7 @@ class Authority:
 
     @classmethod
     def open(cls, directory: Path, name: str) -> Authority:
-        """The authority in the directory; it is created if there is none, once even if two try.
+        """Return the authority in the directory; create it if missing, only once even if two processes try.
 
         Raises:
             errors.Fatal: The files are damaged, not a pair, of another authority, or about to expire.
@@ -106,7 +106,7 @@ class Authority:
 
     @property
     def ends_at(self) -> dt.datetime:
-        """When it ends, and with it all that it has issued."""
+        """When it expires, and with it every certificate it has issued."""
         return self._certificate.not_valid_after_utc
 
     def issue(
@@ -122,17 +122,11 @@ class Authority:
     ) -> Certificate:
         """Issue a certificate with a new key.
 
-        Args:
-            common_name: Kubernetes' user name, for a client.
-            organizations: Kubernetes' groups, for a client.
-            dns_names: Names that a server answers to.
-            addresses: IP addresses that a server answers to.
-            is_server: Good for a TLS server.
-            is_client: Good for a TLS client; one of the two must be true.
-            days: Life time; never longer than the authority's own.
+        `common_name` and `organizations` are a client's user name and groups in Kubernetes; `dns_names` and `addresses`
+        are a server's. `is_server` or `is_client` must be true. The certificate ends at the latest with the authority.
 
         Raises:
-            ValueError: An address is none, a name is too long, or the certificate would be good for nothing.
+            ValueError: An address is invalid, a name is too long, or it is for neither a server nor a client.
         """
         if not (is_server or is_client):
             raise ValueError(f"certificate of {common_name}: neither for a server nor for a client")
@@ -175,7 +169,7 @@ _REMEDY = "move the directory away to get a new one (kubeconfigs and tokens made
 
 
 def signing_key(directory: Path) -> tuple[Path, Path]:
-    """The key pair that signs service accounts' tokens, created if there is none: (private, public) files.
+    """Return the key pair that signs service accounts' tokens, created if missing: (private, public) files.
 
     Raises:
         errors.Fatal: The files are damaged.
@@ -202,7 +196,7 @@ def signing_key(directory: Path) -> tuple[Path, Path]:
 
 
 def _create_once(directory: Path, create: Callable[[Path], None]) -> None:
-    """Fill a directory whole or not at all, and once: a rename onto a filled directory fails, on NFS too."""
+    """Fill a directory completely or not at all, and once: a rename onto a filled directory fails, on NFS too."""
     if directory.exists():
         return
     jobdir.make_directory(str(directory.parent))
@@ -210,7 +204,7 @@ def _create_once(directory: Path, create: Callable[[Path], None]) -> None:
     temporary.mkdir(mode=0o700)
     try:
         create(temporary)
-        # Its files are durable: after a power cut there is a whole authority or none, for nobody can mend an empty key.
+        # Its files are durable: after a power cut the authority is complete or absent. An empty key cannot be repaired.
         temporary.rename(directory)
         jobdir.sync_directory(str(directory.parent))
     except OSError:
@@ -261,7 +255,7 @@ def _name(common_name: str, organizations: Iterable[str] = ()) -> x509.Name:
 
 
 def _alternatives(dns_names: Iterable[str], addresses: Iterable[str]) -> list[x509.GeneralName]:
-    # dict.fromkeys: the same name twice (a host called localhost) is one entry, in order.
+    # dict.fromkeys: a repeated name (a host called localhost) is one entry, in order.
     return [
         *(x509.DNSName(name) for name in dict.fromkeys(dns_names)),
         *(x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys(addresses)),

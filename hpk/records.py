@@ -1,12 +1,11 @@
-"""The shapes of the JSON files in a pod's directory: what the kubelet tells the agent, and what the agent tells back.
+"""The shapes of the JSON files in a pod's directory: the kubelet's messages to the agent, and the agent's reports.
 
-Both ends read these files across versions: a reader ignores keys that it does not know, and a change that
-an old agent would misread raises :data:`hpk.jobdir.VERSION`.  Times are Unix seconds (float), durations are
-seconds, modes are integers, sizes are bytes.
+Both ends read these files across versions: a reader ignores unknown keys, and a change that an old agent would misread
+increments :data:`hpk.jobdir.VERSION`. Times are Unix seconds (float), durations are seconds, modes are integers, sizes
+are bytes.
 
-In every string of ``argv``, ``env`` and ``hosts`` the agent replaces
-:data:`hpk.jobdir.POD_IP` and :data:`hpk.jobdir.HOST_IP`, which only the job knows, and in ``hosts``
-:data:`hpk.jobdir.NODE_HOSTS`.
+In every string of ``argv``, ``env`` and ``hosts`` the agent replaces :data:`hpk.jobdir.POD_IP` and
+:data:`hpk.jobdir.HOST_IP`, which only the job knows, and in ``hosts`` :data:`hpk.jobdir.NODE_HOSTS`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Link(TypedDict):
-    """How the agent reaches the kubelet: PEM texts of a certificate that is good for this pod only.
+    """The agent's credentials for the kubelet: PEM texts of a certificate that is valid for this pod only.
 
     ``bell`` is the key of the pod's datagrams, in hexadecimal (`hpk.link.doorbell`).
     """
@@ -30,7 +29,7 @@ class Link(TypedDict):
 
 
 class Token(TypedDict):
-    """What a token was requested with, and when it should be replaced (the kubelet's clock)."""
+    """A token's request, and the time of its renewal (by the kubelet's clock)."""
 
     audience: str
     expiration_seconds: int
@@ -40,7 +39,7 @@ class Token(TypedDict):
 class File(TypedDict):
     """One file of a configMap, secret, downwardAPI or projected volume; ``data`` is base64, ``uid`` its owner.
 
-    ``token`` is there if it holds a service account's token.
+    ``token`` is set if it holds a service account's token.
     """
 
     uid: NotRequired[int]
@@ -68,7 +67,7 @@ class Volume(TypedDict):
 
 
 class DiskLimit(TypedDict):
-    """How much of the node's disk something may take, and what is said when it takes more.
+    """A limit on the use of the node's disk, and the message if it is exceeded.
 
     ``kind``: an emptyDir (``volume``), one container's files and logs (``container``), or all of these (``pod``).
     """
@@ -80,14 +79,14 @@ class DiskLimit(TypedDict):
 
 
 class LogLimits(TypedDict):
-    """How much the log of one run of a container may take: so many files, each so large."""
+    """Limits on the log of one run of a container: size and number of its files."""
 
     file_bytes: int
     files: int
 
 
 class Mount(TypedDict):
-    """A volume, or a part of it, at a path of a container."""
+    """A volume, or a part of it, mounted at a path of a container."""
 
     volume: str
     path: str
@@ -96,10 +95,10 @@ class Mount(TypedDict):
 
 
 class User(TypedDict):
-    """Who a container's process is.
+    """The user of a container's process.
 
-    ``uid``/``gid`` from the security context when given; else ``name`` is the image's USER (``nobody``,
-    ``1000:1000``, empty for root), looked up in the image's own passwd and group files.
+    ``uid``/``gid`` from the security context if set; else ``name`` is the image's USER (``nobody``, ``1000:1000``,
+    empty for root), looked up in the image's own passwd and group files.
     """
 
     uid: int | None
@@ -109,12 +108,11 @@ class User(TypedDict):
 
 
 class ContainerPlan(TypedDict):
-    """One container, resolved: nothing in here needs the API server or the registry any more.
+    """One container, resolved: it needs neither the API server nor the registry any more.
 
     ``seccomp_profile``: ``RuntimeDefault``, or ``Unconfined`` or nothing for no filter.
-    ``ephemeral`` ones are not in ``spec.json``: each comes over the link, in a Start message, as do those of others
-    whose image has changed.  ``target`` is the
-    container whose processes such a one shares.
+    ``ephemeral`` containers are not in ``spec.json``: each arrives in a Start message of the link, as do other
+    containers with a changed image. ``target`` is the container whose processes an ephemeral one shares.
     """
 
     name: str
@@ -151,7 +149,7 @@ class ContainerPlan(TypedDict):
 
 
 class Address(TypedDict):
-    """The pod's own address, where HPK gives it (network ``overlay``); ``gateway`` is in the same network."""
+    """The pod's own address in network ``overlay``; ``gateway`` is in the same network."""
 
     ip: str
     prefix_length: int
@@ -159,7 +157,7 @@ class Address(TypedDict):
 
 
 class Dns(TypedDict):
-    """What a pod's ``dnsConfig`` adds; ``options`` are pairs of name and value, the latter None where there is none."""
+    """A pod's ``dnsConfig``; ``options`` are pairs of a name and a value or None."""
 
     nameservers: list[str]
     searches: list[str]
@@ -167,13 +165,13 @@ class Dns(TypedDict):
 
 
 class Warning(TypedDict):  # noqa: A001 - the field's word
-    """What the agent does when Slurm says that the job nears its time limit; seconds from then on.
+    """The agent's actions after Slurm's warning of the time limit; in seconds from the warning.
 
-    ``end_after``: When it ends the pod, so that its grace is over before the limit is; None leaves that to Slurm.
-    ``signal``, ``signal_after``: What the containers' first processes are sent, and when, where the pod's sbatch
-    flags ask for it (``--signal``).  The job's script hands on that signal from others as well.
-    ``not_before``: How long after its own start the agent ends the pod for this at the earliest, where the limit is
-    so short that Slurm may warn too early.
+    ``end_after``: When it ends the pod, so that the grace is over before the limit; None leaves that to Slurm.
+    ``signal``, ``signal_after``: The signal for the containers' first processes, and when, if the pod's sbatch flags
+    request it (``--signal``). The job's script forwards that signal from other senders as well.
+    ``not_before``: Least time between the agent's start and this end of the pod, if the limit is so short that Slurm
+    may warn too early.
     """
 
     end_after: float | None
@@ -183,12 +181,12 @@ class Warning(TypedDict):  # noqa: A001 - the field's word
 
 
 class PodPlan(TypedDict):
-    """``spec.json``: all that the agent must know to run the pod.
+    """``spec.json``: all that the agent needs to run the pod.
 
-    ``address`` is there in network ``overlay``.  ``has_one_id``: the site gives no subordinate ids, so that every
-    user of the pod is the one who submitted its job.  ``share_processes``: all containers see each other's.
-    ``resolv_conf`` is what ``dns`` is added to; None for the node's own.
-    ``renewals``: how often the tokens in it have been replaced since the job was submitted.
+    ``address`` is set in network ``overlay``. ``has_one_id``: the site gives no subordinate ids, so that every user of
+    the pod is the one who submitted its job. ``share_processes``: all containers see each other's processes.
+    ``resolv_conf`` is the base of ``dns``; None for the node's own. ``renewals``: how often tokens were replaced since
+    the job's submission.
     """
 
     version: int
@@ -217,7 +215,7 @@ class PodPlan(TypedDict):
 
 
 class Terminated(TypedDict):
-    """How one run of a container ended; ``exit_code`` is 128 + signal for a signalled process."""
+    """The end of one run of a container; ``exit_code`` is 128 + signal for a signalled process."""
 
     exit_code: int
     signal: int
@@ -229,10 +227,10 @@ class Terminated(TypedDict):
 
 
 class ContainerRecord(TypedDict):
-    """What one container does now, in the words of ``v1.ContainerStatus``.
+    """The state of one container, in the words of ``v1.ContainerStatus``.
 
-    ``image_id`` is there for ephemeral containers, which no file tells of, and with ``image`` for those whose image
-    was changed while the pod ran: ``image`` is what the container runs, or will when it starts again.
+    ``image_id`` is set for ephemeral containers, which no file describes, and with ``image`` for containers whose image
+    was changed while the pod ran: ``image`` is the image that the container runs, or will run after a restart.
     """
 
     state: Literal["waiting", "running", "terminated"]
@@ -250,9 +248,9 @@ class ContainerRecord(TypedDict):
 
 
 class EventRecord(TypedDict):
-    """Something that a user wants to read in ``kubectl events``; ``number`` rises from 1 within the pod.
+    """An event for ``kubectl events``; ``number`` rises from 1 within the pod.
 
-    One that repeats may be told as one, with a new ``number``: ``count`` is how often it has happened, 1 if absent.
+    A repeated event may be reported as one, with a new ``number``: ``count`` is how often it has happened, 1 if absent.
     """
 
     number: int
@@ -265,12 +263,11 @@ class EventRecord(TypedDict):
 
 
 class Ended(TypedDict):
-    """Why the agent ended the pod, where it was not the containers' own doing.
+    """Why the agent ended the pod, if not because of its containers.
 
-    ``reason``: ``Deleted`` (asked through the link), ``DeadlineExceeded`` (activeDeadlineSeconds),
-    ``TimeLimit`` (Slurm's early warning), ``Signalled`` (SIGTERM from Slurm: scancel, time limit, shutdown),
-    ``Evicted`` (it took more of the disk than its limits allow),
-    ``SetupFailed`` (a volume or the network could not be made).
+    ``reason``: ``Deleted`` (requested through the link), ``DeadlineExceeded`` (activeDeadlineSeconds), ``TimeLimit``
+    (Slurm's early warning), ``Signalled`` (SIGTERM from Slurm: scancel, time limit, shutdown), ``Evicted`` (it used
+    more of the disk than its limits), ``SetupFailed`` (a volume or the network could not be made).
     """
 
     reason: str
@@ -278,11 +275,11 @@ class Ended(TypedDict):
 
 
 class Report(TypedDict):
-    """``report.json``, and the body of the link's Report message: the whole truth about the pod, each time.
+    """``report.json``, and the body of the link's Report message: the complete state of the pod, each time.
 
-    ``sequence`` rises with each change.  ``finished_at`` is set once, when nothing of the pod runs any more.
-    All times are of the compute node's clock; ``clock_ahead_seconds`` is how far that is known to be ahead of the
-    kubelet's, 0 while it is not known or no more than a moment.
+    ``sequence`` rises with each change. ``finished_at`` is set once, when nothing of the pod runs any more.
+    All times are the compute node's; ``clock_ahead_seconds`` is how far its clock is known to be ahead of the
+    kubelet's, 0 while it is unknown or negligible.
     """
 
     version: int
@@ -301,7 +298,7 @@ class Report(TypedDict):
 
 
 END_LINE = "end "
-"""Begins the line of the job's output that carries the last report, where nothing else could."""
+"""Prefix of the line in the job's output with the last report, if nothing else could carry it."""
 UNRECORDED: Mapping[str, int] = {
     "Succeeded": 200,
     "Failed": 201,
@@ -312,14 +309,15 @@ UNRECORDED: Mapping[str, int] = {
     "Evicted": 206,
     "SetupFailed": 207,
 }
-"""The job's exit code where neither the kubelet nor the disk has taken the last report: the reason of `Ended`, or how
-the containers ended.  0 says that the end is recorded."""
+"""The job's exit code if neither the kubelet nor the disk has taken the last report: the reason of `Ended`, or how the
+containers ended. 0 means that the end is recorded.
+"""
 
 
 class Submission(TypedDict):
-    """``job.json``: which Slurm job carries the pod, written by the kubelet right after sbatch.
+    """``job.json``: the pod's Slurm job, written by the kubelet right after sbatch.
 
-    ``submitted_at`` is when it began to submit it, 0 if a kubelet did that could not say so any more.
+    ``submitted_at`` is when the submission began, 0 if the kubelet that began it died before it recorded this.
     """
 
     job_id: str
@@ -327,7 +325,7 @@ class Submission(TypedDict):
 
 
 class Wish(TypedDict):
-    """``end.json``: the kubelet's wish to end the pod, for an agent that the link does not reach.
+    """``end.json``: the kubelet's request to end the pod, for an agent that the link does not reach.
 
     The same as the link's Terminate message; a later one may only shorten the grace.
     """
