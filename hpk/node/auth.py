@@ -1,7 +1,7 @@
-"""Who asks the kubelet, and whether they may: decided by the API server, remembered for a while.
+"""Authentication and authorization of kubelet requests, both delegated to the API server and cached.
 
-Client certificate, else bearer token through TokenReview, else nobody (anonymous access is off); then a
-SubjectAccessReview for a subresource of our node.
+A request is authenticated by its client certificate, or else by a bearer token through TokenReview; anonymous access is
+off. A SubjectAccessReview then authorizes a subresource of our node.
 Source: pkg/kubelet/server/auth.go and cmd/kubelet/app/auth.go of Kubernetes 1.37.
 """
 
@@ -26,9 +26,9 @@ DENY_SECONDS = 30.0
 MOST_REMEMBERED = 4096
 
 VERBS = {"POST": "create", "GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-# The finer subresource that is asked for before "proxy" ...
+# Subresources that are checked before the coarse one.
 FINE = {"/pods": "pods", "/runningpods": "pods", "/healthz": "healthz", "/configz": "configz"}
-# ... and the one that takes the place of "proxy".
+# Subresources that replace "proxy".
 COARSE = {"/stats": "stats", "/metrics": "metrics", "/logs": "log", "/checkpoint": "checkpoint"}
 
 Object = dict[str, Any]
@@ -39,13 +39,13 @@ class Reviewer(Protocol):
     """The part of :class:`hpk.kube.client.Kube` that is used here."""
 
     async def create(self, path: str, body: Object) -> Object:
-        """POST."""
+        """Create the object with a POST request."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class User:
-    """Who asks, as the API server knows them."""
+    """An authenticated user, as the API server identifies it."""
 
     name: str
     uid: str = ""
@@ -54,19 +54,19 @@ class User:
 
 
 class Remembered(Generic[Value]):
-    """Values that are good for a time; the oldest go first when there are too many."""
+    """A bounded cache with expiry. If it is full, the oldest entry is evicted."""
 
     def __init__(self, *, clock: Callable[[], float], most: int = MOST_REMEMBERED) -> None:
         self._clock, self._most = clock, most
         self._values: OrderedDict[Hashable, tuple[float, Value]] = OrderedDict()
 
     def get(self, key: Hashable) -> Value | None:
-        """The value, or None if there is none that is still good."""
+        """Return the value, or None if it is missing or expired."""
         until, value = self._values.get(key, (0.0, None))
         return value if self._clock() < until else None
 
     def put(self, key: Hashable, value: Value, *, seconds: float) -> None:
-        """Remember the value for so long."""
+        """Store the value for the given time."""
         self._values[key] = (self._clock() + seconds, value)
         self._values.move_to_end(key)
         while len(self._values) > self._most:
@@ -74,7 +74,7 @@ class Remembered(Generic[Value]):
 
 
 def subresources(path: str) -> tuple[str, ...]:
-    """The subresources of our node that allow a request to this path; any one of them suffices."""
+    """Return the subresources of our node that allow a request to this path; any one of them suffices."""
     fine = [name for prefix, name in FINE.items() if _is_under(path, prefix)]
     coarse = next((name for prefix, name in COARSE.items() if _is_under(path, prefix)), "proxy")
     return (*fine, coarse)
@@ -85,9 +85,9 @@ def _is_under(path: str, prefix: str) -> bool:
 
 
 def user_of_certificate(certificate: Mapping[str, Any] | None) -> User | None:
-    """The user that a verified certificate names (CN, and O for groups), or None if it names nobody.
+    """Return the user that a verified certificate names (CN; O for groups), or None if it names nobody.
 
-    It is as :meth:`ssl.SSLSocket.getpeercert` returns it: empty or None without a certificate.
+    `certificate` is the result of :meth:`ssl.SSLSocket.getpeercert`: empty or None without a certificate.
     """
     pairs = [pair for rdn in (certificate or {}).get("subject", ()) for pair in rdn]
     name = next((value for key, value in pairs if key == "commonName"), "")
@@ -102,17 +102,17 @@ def _with_authenticated(groups: Any) -> tuple[str, ...]:
 
 
 class Authenticator:
-    """Finds out who asks."""
+    """Authentication of requests."""
 
     def __init__(self, kube: Reviewer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
         self._tokens: Remembered[User | bool] = Remembered(clock=clock)
 
     async def user(self, *, certificate: Mapping[str, Any] | None, authorization: str) -> User | None:
-        """The user, or None if the request proves nobody.
+        """Return the user, or None if the request is not authenticated.
 
         Raises:
-            errors.HpkError: The API server cannot be asked about the token.
+            errors.HpkError: The API server cannot review the token.
         """
         user = user_of_certificate(certificate)
         if user is not None:
@@ -121,7 +121,7 @@ class Authenticator:
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             return None
-        # Not the token itself: what lies in memory for minutes should be of no use to a thief.
+        # Keep the token's hash instead of the token, which would stay in memory for minutes.
         key = hashlib.sha256(token.encode()).digest()
         known = self._tokens.get(key)
         if known is None:
@@ -141,18 +141,18 @@ class Authenticator:
 
 
 class CannotAsk(errors.Retryable):
-    """The API server could not be asked whether a user may; the text is the kubelet's."""
+    """The API server could not be asked for authorization. The message is the kubelet's."""
 
 
 class Authorizer:
-    """Asks the API server whether a user may use a subresource of our node."""
+    """Authorization of users for subresources of our node."""
 
     def __init__(self, kube: Reviewer, node_name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube, self._node = kube, node_name
         self._answers: Remembered[bool] = Remembered(clock=clock)
 
     async def refusal(self, user: User, *, method: str, path: str) -> str | None:
-        """None if the user may, else the text to refuse with (403).
+        """Return None if the user is allowed, else the text of the 403 response.
 
         Raises:
             CannotAsk: The API server does not answer.

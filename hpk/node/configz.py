@@ -1,7 +1,7 @@
-"""What ``/configz`` shows: the settings that a kubelet would have, were it as this one is.
+"""The ``/configz`` response: the settings of a kubelet that behaves as this one does.
 
-Source: ``KubeletConfiguration``, k8s.io/kubelet/config/v1beta1.  Clients (the conformance suite among them) look up
-single keys; one that has no meaning here is left out.
+Source: ``KubeletConfiguration``, k8s.io/kubelet/config/v1beta1. Clients, such as the conformance suite, look up single
+keys. Keys without a meaning here are omitted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def configuration(
     log_files: int,
     images: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The configuration; ``images`` is how they are collected."""
+    """Return the configuration; ``images`` holds the settings of image garbage collection."""
     return {
         "enableServer": True,
         "address": address,

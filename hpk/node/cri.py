@@ -1,7 +1,7 @@
-"""CRI log files: what a container wrote, line by line, with time, stream and tag.  Pure.
+"""CRI log files: lines of a container's output with time, stream and tag. Pure.
 
-An entry is ``2016-10-06T00:17:09.669794202Z stdout F text``; the tag ``P`` says that the text goes on in the
-next entry, without a newline between.  Texts are bytes of the container and pass through unchanged.
+An entry is ``2016-10-06T00:17:09.669794202Z stdout F text``. The tag ``P`` (partial) means that the text continues in
+the next entry without a newline. Text is the container's bytes, unchanged.
 Source: k8s.io/cri-client/pkg/logs of Kubernetes 1.37.
 """
 
@@ -19,8 +19,8 @@ _HEADER = re.compile(
     rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9})\d*)?(Z|[+-]\d\d:\d\d) (stdout|stderr) ([^ ]*) ", re.DOTALL
 )
 _TEXTS = {
-    # One substitution makes text of a whole block: a partial entry's text without its newline, any other's
-    # with it, and nothing of a line that is no entry (of this stream).
+    # One substitution extracts the text of a whole block: a partial entry's text without its newline, any other entry's
+    # with it, and nothing of lines that are not entries of this stream.
     stream: re.compile(
         rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (?:%s) "
         rb"(?:P(?::[^ \n]*)? ([^\n]*)\n|[^ \n]* ([^\n]*\n))|[^\n]*\n" % name
@@ -31,20 +31,20 @@ _SECOND_NS = 1_000_000_000
 _LAST_SECOND = 253402300799
 """9999-12-31T23:59:59Z."""
 _LOOK_BYTES = 64 << 10
-"""Enough to find where an entry begins, as long as the agent makes them."""
+"""Large enough to find the start of an entry that the agent writes."""
 LONGEST_ENTRY_BYTES = 1 << 20
-"""The agent cuts entries at 16 KiB; what is longer than this is passed on in pieces, to bound our memory."""
+"""The agent cuts entries at 16 KiB. Longer ones are passed on in pieces, to bound memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a reader wants of a log."""
+    """Options of a log request."""
 
     timestamps: bool = False
     since_ns: int | None = None
     """Unix nanoseconds; older entries are left out."""
     limit_bytes: int | None = None
-    """Bytes to put out at most; the last line may be cut."""
+    """The most bytes to return; the last line may be cut."""
     stream: str | None = None
     """``stdout`` or ``stderr``; None for both."""
 
@@ -57,10 +57,10 @@ class _Entry(NamedTuple):
 
 
 class Filter:
-    """Turns a CRI file, fed in blocks cut anywhere, into what the reader wants.
+    """A filter that takes a CRI file in arbitrary blocks and returns what the options select.
 
     Attributes:
-        is_full: The limit is reached: nothing more will come out.
+        is_full: Whether the limit is reached, so that no more output follows.
     """
 
     def __init__(self, options: Options) -> None:
@@ -75,7 +75,7 @@ class Filter:
         self._going_on: _Entry | None = None
 
     def feed(self, block: bytes) -> bytes:
-        """Take the next block of the file and return what comes out of it."""
+        """Process the next block of the file and return its output."""
         data = self._rest + block
         end = data.rfind(b"\n") + 1
         data, self._rest = data[:end], data[end:]
@@ -92,11 +92,11 @@ class Filter:
         return self._limited(b"".join(found))
 
     def finish(self) -> bytes:
-        """Return what is left at the end of the file: an entry whose writer died before its newline."""
+        """Return the output of an incomplete last entry, whose writer died before its newline."""
         return self._limited(self._piece())
 
     def _entry(self, line: bytes) -> bytes:
-        """The output of a complete entry (without its newline)."""
+        """Return the output of a complete entry (without its newline)."""
         entry = self._going_on or self._parsed(line)
         start = 0 if self._going_on else entry.text_at if entry else 0
         self._going_on = None
@@ -106,11 +106,11 @@ class Filter:
         return self._put(entry.stamp, text)
 
     def _piece(self) -> bytes:
-        """The output of the rest so far, as the beginning (or one more part) of an entry."""
+        """Return the output of the bytes left so far, as the beginning or continuation of an entry."""
         line, self._rest = self._rest, b""
         entry = self._going_on or self._parsed(line)
         start = 0 if self._going_on else entry.text_at if entry else 0
-        # Of what is no entry, the end is not looked at as if a new one began there.
+        # The rest of a line that is not an entry must not be parsed as a new one.
         self._going_on = entry or _Entry(is_wanted=False, is_partial=False, stamp=b"", text_at=0)
         if entry is None or not entry.is_wanted or not line[start:]:
             return b""
@@ -122,7 +122,7 @@ class Filter:
         return head + text
 
     def _parsed(self, line: bytes) -> _Entry | None:
-        """The entry, or None for what is no CRI log (a torn write of a node that died): it is left out."""
+        """Return the entry, or None if the line is not one (a torn write of a node that died)."""
         match = _HEADER.match(line)
         if match is None:
             return None
@@ -146,7 +146,7 @@ class Filter:
 
 
 def _stamp(nanoseconds: int) -> bytes:
-    """The instant as the file's stamps are written, in UTC without its Z: they compare as the instants do."""
+    """Format the instant as log files do, in UTC without the Z. Such stamps sort by time."""
     second, nano = divmod(nanoseconds, _SECOND_NS)
     if second < 0:
         return b""
@@ -164,12 +164,12 @@ def _in_utc(stamp: bytes, zone: bytes) -> bytes:
 def tail_start(
     read: Callable[[int, int], bytes], *, size: int, entries: int, block_bytes: int = 1 << 16
 ) -> tuple[int, int]:
-    """Where the last entries of a file begin, found from its end backwards, and how many of them it does not have.
+    """Return the offset of the last entries of a file, searched backwards, and how many entries it lacks.
 
-    An unfinished entry at the end (no newline yet) does not count as one.
-    `read` returns up to ``(count, offset)`` bytes of the file.
+    An unfinished last entry (no newline yet) does not count. `read` returns up to ``(count, offset)`` bytes of the
+    file.
     """
-    missing = entries + 1  # the newline before the first entry that is wanted
+    missing = entries + 1  # one more: the newline before the first entry wanted
     end = size
     while end > 0:
         begin = max(0, end - block_bytes)
@@ -188,11 +188,11 @@ def tail_start(
 def since_start(
     read: Callable[[int, int], bytes], *, size: int, since_ns: int, step_bytes: int = 1 << 16
 ) -> tuple[int, bool]:
-    """Where to begin to read, so that nothing since then is missed, and whether all before that is older.
+    """Return an offset before all entries since then, and whether all earlier entries are older.
 
-    Found from the end backwards, in strides that double: as much is left to be read as is wanted, or twice that.
-    Where the writer's clock was set back, what it wrote before that counts as older.
-    `read` returns up to ``(count, offset)`` bytes of the file; the first stride is of `step_bytes`.
+    The search runs backwards in strides that double, so at most twice the wanted bytes remain to be read. Entries
+    before a backward jump of the writer's clock count as older. `read` returns up to ``(count, offset)`` bytes of the
+    file; the first stride is `step_bytes` long.
     """
     since = _stamp(since_ns)
     while True:
@@ -207,7 +207,7 @@ def since_start(
 
 
 def _is_older(entry: bytes, since: bytes) -> bool:
-    """Whether an entry begins here that was written before."""
+    """Return whether the bytes begin an entry that is older than `since`."""
     match = _HEADER.match(entry)
     if match is None:
         return False

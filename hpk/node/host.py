@@ -1,4 +1,4 @@
-"""What ``status.nodeInfo`` says about the machine that the kubelet runs on."""
+"""Facts about the kubelet's machine for ``status.nodeInfo``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KUBELET_VERSION = "v1.37.2"
-"""The Kubernetes version whose kubelet we stand in for; semantic, and never newer than the API server."""
+"""The Kubernetes version that this kubelet reports; semantic, and never newer than the API server."""
 
 # Kubernetes names architectures as Go does.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
@@ -17,7 +17,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The machine, in the words of ``v1.NodeSystemInfo``."""
+    """The machine, with the fields of ``v1.NodeSystemInfo``."""
 
     machine_id: str
     system_uuid: str
@@ -28,12 +28,12 @@ class Host:
 
 
 def read(*, identity: str, os_image: str = "") -> Host:
-    """Look at this machine.
+    """Return the facts about this machine.
 
     Args:
-        identity: What stays the same wherever the control plane runs, such as its CA's fingerprint.  The node
-            is the cluster and outlives its hosts, so machine and system ids are made of this, not of the host.
-        os_image: Overrides the distribution's name, such as ``Slurm 24.11 on Debian GNU/Linux 12``.
+        identity: An identity that is the same wherever the control plane runs, such as its CA's fingerprint. The node
+            represents the cluster and outlives its hosts, so machine and system IDs derive from this.
+        os_image: Override of the distribution's name, such as ``Slurm 24.11 on Debian GNU/Linux 12``.
     """
     lasting = uuid.uuid5(uuid.NAMESPACE_URL, f"hpk:{identity}")
     uname = os.uname()
@@ -48,7 +48,7 @@ def read(*, identity: str, os_image: str = "") -> Host:
 
 
 def has_selinux() -> bool:
-    """Return whether this machine's kernel labels processes; the compute nodes are taken to be alike."""
+    """Return whether this kernel has SELinux enabled. The compute nodes are assumed to be alike."""
     try:
         return "selinuxfs" in Path("/proc/filesystems").read_text(encoding="ascii")
     except OSError:

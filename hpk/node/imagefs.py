@@ -1,4 +1,4 @@
-"""The file system that images are on, as the node tells of it: what is there, whether there is room, who makes some."""
+"""The image file system in the node's status: images, free space, garbage collection."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 LOOK_SECONDS: Final = 60.0
-"""Pause between looks, for the node's status."""
+"""Pause between measurements for the node's status."""
 
 
 class ImageFs:
-    """Looks at the images and at the room for them, and removes what nobody uses.
+    """Monitoring of images and free space, and garbage collection of unused images.
 
-    The kubelet must be able to write in the other directories as well. Nothing is collected before `knows_pods` is set.
+    The kubelet must be able to write in the other directories as well. Collection starts after `knows_pods` is set.
 
     Attributes:
-        images: What there is.
-        pressure: Why there is no room; empty if there is.
+        images: The images in the store.
+        pressure: Why there is no free space; empty if there is.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class ImageFs:
         self._store, self._directory, self._others, self._knows_pods = store, directory, others, knows_pods
 
     async def watch(self) -> NoReturn:
-        """Look, until cancelled."""
+        """Measure until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def collect(self) -> NoReturn:
-        """Remove images that nobody uses when there are too many, as often as the kubelet does; until cancelled."""
+        """Collect unused images at the kubelet's interval, until cancelled."""
         await self._knows_pods.wait()
         while True:
             await asyncio.sleep(collect.PERIOD_SECONDS)
@@ -58,7 +58,7 @@ class ImageFs:
                     LOG.warning("Cannot collect images", error=str(error))
 
     async def look(self) -> None:
-        """Look once; where there is no room for images, make some."""
+        """Measure once. If there is no space for images, collect garbage."""
         try:
             if self._knows_pods.is_set():
                 await self._store.tidy()

@@ -1,7 +1,7 @@
-"""The node's heartbeat: a Lease, renewed apart from everything else that the kubelet does.
+"""The node's heartbeat: a Lease, renewed independently of the kubelet's other work.
 
-A kubelet that is busy, or a Slurm that is slow, must not make the node controller believe that the node is
-dead; so this task shares no lock and no queue with the others, and each request has its own short timeout.
+A busy kubelet or a slow Slurm must not make the node controller consider the node dead. This task therefore shares no
+lock and no queue with others, and each request has its own short timeout.
 Source: component-helpers/apimachinery/lease/controller.go of Kubernetes 1.37.
 """
 
@@ -28,7 +28,7 @@ LOG = structlog.get_logger(__name__)
 NAMESPACE = "kube-node-lease"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 LEASE_SECONDS = 40
-"""How long a renewal is good for; the node controller's own grace is 50 s."""
+"""The lease's duration; the node controller's grace period is 50 s."""
 RENEW_SECONDS = 10.0
 REQUEST_SECONDS = 10.0
 JITTER = 0.04
@@ -37,14 +37,15 @@ Object = dict[str, Any]
 
 
 def renewed(lease: Object | None, *, name: str, node_uid: str, now: float) -> Object:
-    """The lease to write: a new one, or the given one with its time moved on."""
+    """Return the lease to write: a new one, or the given one with a later renew time."""
     made: Object = dict(lease) if lease else {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
     metadata = {"namespace": NAMESPACE, **made.get("metadata", {}), "name": name}
     if node_uid:
-        # Deleting the node takes the lease with it.
+        # The owner reference deletes the lease with the node.
         metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid}]
     made["metadata"] = metadata
-    # Never backwards: a control plane that has moved to a host whose clock is behind would seem silent until then.
+    # Never move backwards: after a move to a host with a slower clock, the lease would look stale until the clock
+    # catches up.
     at = max(datetime.fromtimestamp(now, tz=UTC), _last(made) + timedelta(microseconds=1))
     made["spec"] = {
         **made.get("spec", {}),
@@ -56,7 +57,7 @@ def renewed(lease: Object | None, *, name: str, node_uid: str, now: float) -> Ob
 
 
 def _last(lease: Object) -> datetime:
-    """When it was renewed; long ago if it does not say."""
+    """Return the last renew time, or the distant past if there is none."""
     try:
         return datetime.fromisoformat(lease["spec"]["renewTime"])
     except (KeyError, TypeError, ValueError):
@@ -64,7 +65,7 @@ def _last(lease: Object) -> datetime:
 
 
 class LeaseController:
-    """Renews the lease for as long as :meth:`run` runs."""
+    """The controller that renews the lease while :meth:`run` runs."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class LeaseController:
         self._latest: Object | None = None
 
     async def run(self) -> None:
-        """Renew until cancelled; an API server that is away is waited for, without end."""
+        """Renew until cancelled, and retry for as long as the API server is unavailable."""
         pauses = backoff.Backoff(backoff.Policy(first_seconds=0.1, cap_seconds=7.0))
         while True:
             try:
@@ -95,13 +96,12 @@ class LeaseController:
             await asyncio.sleep(pause)
 
     async def renew(self) -> None:
-        """Renew once; creates the lease if it is missing.
+        """Renew the lease once, and create it if it is missing.
 
-        One PUT of the copy that the last one returned, as nobody else writes it; where somebody did, or it is
-        gone, it is read anew.
+        Normally this is one PUT of the last response. After a conflict or a deletion, the lease is read again.
 
         Raises:
-            errors.HpkError: Nothing is lost; call again.
+            errors.HpkError: The renewal failed; call again.
         """
         if self._latest is not None:
             try:
@@ -126,7 +126,7 @@ class LeaseController:
         )
 
     async def _node_uid(self) -> str:
-        """The Node's UID, or an empty string while there is no node: the reference is then added later."""
+        """Return the Node's UID, or an empty string if there is no node yet; the reference is added later."""
         try:
             return str((await self._kube.get(f"/api/v1/nodes/{self._name}"))["metadata"]["uid"])
         except errors.NotFound:

@@ -1,4 +1,4 @@
-"""The query of ``/containerLogs``: ``v1.PodLogOptions`` as URL parameters, decoded and checked.  Pure."""
+"""The query of ``/containerLogs``: ``v1.PodLogOptions`` as URL parameters, decoded and validated. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAMS = {"All": None, "Stdout": "stdout", "Stderr": "stderr"}
 
 
 class BadQuery(errors.Rejected):
-    """The query cannot be decoded (400) or asks for what does not go together (422)."""
+    """A query that cannot be decoded (400) or is invalid (422)."""
 
     def __init__(self, message: str, *, code: int) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class BadQuery(errors.Rejected):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A decoded query; ``is_relative``: what it asks for begins so many seconds ago, not at a time of the log's."""
+    """A decoded query; ``is_relative`` is set if its start is relative to now (``sinceSeconds``)."""
 
     follow: bool
     previous: bool
@@ -38,17 +38,17 @@ class Query:
     options: cri.Options
 
     def moved(self, seconds: float) -> Query:
-        """The same of a log whose clock is so far ahead of ours."""
+        """Return the query for a log whose clock is `seconds` ahead of ours."""
         since = self.options.since_ns
         moved = None if since is None else since + int(seconds * _SECOND_NS)
         return replace(self, options=replace(self.options, since_ns=moved))
 
 
 def decode(query: Mapping[str, str], *, now: float) -> Query:
-    """Decode and check the parameters; unknown ones are ignored, as the kubelet does.
+    """Decode and validate the parameters; ignore unknown ones, as the kubelet does.
 
     Raises:
-        BadQuery: With the HTTP code to answer.
+        BadQuery: The query is bad; `code` is the HTTP status.
     """
     tail = _tail(query)
     seconds = _number(query, "sinceSeconds")
@@ -81,7 +81,7 @@ def decode(query: Mapping[str, str], *, now: float) -> Query:
 
 
 def _tail(query: Mapping[str, str]) -> int | None:
-    """``tailLines``, or its older spelling ``tail``, where ``all`` means no limit."""
+    """Return ``tailLines``, or its older spelling ``tail``, where ``all`` means no limit."""
     older = query.get("tail")
     if older == "all":
         return None
@@ -89,7 +89,7 @@ def _tail(query: Mapping[str, str]) -> int | None:
 
 
 def _flag(query: Mapping[str, str], name: str) -> bool:
-    """As apimachinery decodes booleans: only absence, ``false`` and ``0`` are false."""
+    """Decode a boolean as apimachinery does: only absence, ``false`` and ``0`` are false."""
     return query.get(name, "false").lower() not in ("false", "0")
 
 
@@ -103,7 +103,7 @@ def _number(query: Mapping[str, str], name: str) -> int | None:
 
 
 def _instant(text: str | None) -> int | None:
-    """An RFC 3339 time as Unix nanoseconds; empty means none."""
+    """Return an RFC 3339 time as Unix nanoseconds, or None if it is empty."""
     if not text:
         return None
     match = _INSTANT.fullmatch(text)

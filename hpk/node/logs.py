@@ -1,14 +1,14 @@
-"""A container's log, read from the pod's directory on the shared file system.
+"""Container logs, read from the pod's directory on the shared file system.
 
-Which runs of a container there were, and whether one still goes on, the pod's status says; the bytes are in
+The pod's status tells which runs of a container exist and whether one is still going on. The bytes are in
 ``logs/<container>/<restart count>.log`` and its further parts (:func:`hpk.jobdir.log_parts`), written by the agent on
-another host.  A kubelet shows the newest file only; here all that are kept are one log.  Shared file systems tell
-nobody that a file grew (no inotify between hosts), so growth is polled; the end is not: the pod's change wakes
-the reader, which then reads to the end of the file and is done.
+another host. A kubelet shows only the newest file; here all kept parts form one log.
 
-Every read opens the file anew.  That is what makes NFS show bytes that another host wrote and closed
-(close-to-open consistency), and it means that a reader who waits, or a client that is slow, holds no
-descriptor.
+Shared file systems do not report growth (no inotify between hosts), so growth is polled. The end is not: the pod's
+change wakes the reader, which then reads to the end of the file.
+
+Every read opens the file again. That makes NFS show bytes that another host wrote and closed (close-to-open
+consistency), and a waiting reader or slow client holds no descriptor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 BLOCK_BYTES = 128 << 10
-"""Read and sent at a time: what one slow client costs, about thrice."""
+"""Bytes for each read and write; a slow client costs about three times as much."""
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 1.0
 
@@ -43,11 +43,11 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """Which run of a container to show.
+    """The run of a container to show.
 
     Attributes:
         counts: Restart counts to look for, best first.
-        refusal: What to say if there is no file of any of them; empty if the file may come.
+        refusal: The error if none of them has a file; empty if the file may still appear.
     """
 
     counts: tuple[int, ...]
@@ -55,19 +55,19 @@ class Run:
 
 
 def has_container(pod: Object, container: str) -> bool:
-    """Whether the pod's spec has a container of this name, of any kind."""
+    """Return whether the pod's spec has a container of this name, of any kind."""
     spec = pod.get("spec") or {}
     kinds = ("containers", "initContainers", "ephemeralContainers")
     return any(item["name"] == container for kind in kinds for item in spec.get(kind) or [])
 
 
 def choose(pod: Object, container: str, *, previous: bool) -> Run:
-    """The run that a request means: the current one, or the last that ended.
+    """Return the run that a request means: the current one, or the last that ended.
 
     Source: validateContainerLogStatus of Kubernetes 1.37, texts included.
 
     Raises:
-        errors.Rejected: There is none, with the text for the user.
+        errors.Rejected: There is no such run; the text is for the user.
     """
     name = pod["metadata"]["name"]
     which = f'container "{container}" in pod "{name}"'
@@ -80,12 +80,12 @@ def choose(pod: Object, container: str, *, previous: bool) -> Run:
     if previous:
         if last is None:
             raise errors.Rejected(f"previous terminated {which} not found")
-        # While a container waits for its restart, the last run is the one that is counted.
+        # While a container waits for its restart, the restart count is still the last run's.
         return Run((count, count - 1) if "waiting" in state and count else (max(count - 1, 0),))
     if state.get("running") is not None:
         return Run((count,))
     if (ended := state.get("terminated")) is not None:
-        # Without an id nothing ever ran (a queued job was cancelled), unless an older run did.
+        # Without a container ID nothing ever ran (a queued job was cancelled), except possibly an older run.
         return Run(
             (count, count - 1) if last else (count,), "" if ended.get("containerID") else f"{which} is terminated"
         )
@@ -103,7 +103,7 @@ def _refuse_waiting(which: str, waiting: Object | None) -> Run:
 
 
 def container_status(pod: Object, container: str) -> Object | None:
-    """The status of the pod's container, of any kind, or None."""
+    """Return the status of the pod's container, of any kind, or None."""
     status = pod.get("status") or {}
     for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         for item in status.get(kind) or []:
@@ -114,7 +114,7 @@ def container_status(pod: Object, container: str) -> Object | None:
 
 
 class Follower:
-    """Knows whether one run of a container may still write, and waits for news of it."""
+    """A watch on whether one run of a container may still write."""
 
     def __init__(self, pods: podsource.PodSource, pod: Object, container: str, *, count: int) -> None:
         meta = pod["metadata"]
@@ -122,7 +122,7 @@ class Follower:
         self._namespace, self._name, self._uid = meta["namespace"], meta["name"], meta["uid"]
 
     def is_over(self) -> bool:
-        """Whether the run has ended: nothing will be appended to its file any more."""
+        """Return whether the run has ended, so that its file no longer grows."""
         pod = self._pods.find(self._namespace, self._name)
         if pod is None or pod["metadata"]["uid"] != self._uid:
             return True
@@ -134,7 +134,7 @@ class Follower:
         return "running" not in (status.get("state") or {}) or int(status.get("restartCount") or 0) > self._count
 
     async def wait(self, seconds: float) -> None:
-        """Return when the pod changes, or after so many seconds."""
+        """Wait until the pod changes, or for so many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 await self._pods.wait_for_change(self._uid)
@@ -143,7 +143,7 @@ class Follower:
 
 
 async def clock_ahead(directory: jobdir.PodDirectory) -> float:
-    """How far, in seconds, the clock of the pod's node is ahead of ours, as its agent knows it; 0 if it does not."""
+    """Return by how many seconds the pod's node is ahead of our clock, as its agent reports; 0 if unknown."""
     try:
         report = await asyncio.to_thread(jobdir.read_json, directory.report)
         return float(report.get("clock_ahead_seconds", 0.0)) if report else 0.0
@@ -152,7 +152,7 @@ async def clock_ahead(directory: jobdir.PodDirectory) -> float:
 
 
 async def find(paths: list[str], *, offload: Callable[..., Any] = asyncio.to_thread) -> str | None:
-    """The first of the logs of which there is something, or None."""
+    """Return the first log that has a file, or None."""
 
     def look() -> str | None:
         return next((path for path in paths if jobdir.log_parts(path)), None)
@@ -168,19 +168,18 @@ async def stream(
     follower: Follower | None = None,
     offload: Callable[..., Any] = asyncio.to_thread,
 ) -> AsyncGenerator[bytes]:
-    """Yield the log's bytes: what is there now, and with a follower all that comes until the run is over.
+    """Yield the log's bytes: those there now, and with a follower all until the run is over.
 
-    A log that is not there is empty, or is waited for: the container may be starting on another host.
+    A missing log is empty, or is waited for: the container may be starting on another host.
 
     Args:
-        path: The CRI log; all parts of it that are still there are shown.
-        query: What of it to show.
-        follower: Says when to stop waiting for more; None to stop at once.
-        offload: Runs a blocking function in a thread: the shared file system may hang, and to look through a log
-            for times is work.
+        path: The CRI log, all remaining parts included.
+        query: The options of the request.
+        follower: Tells when to stop waiting for more; None to stop at once.
+        offload: Runs a blocking function in a thread: the shared file system may hang, and a search by time takes CPU.
 
     Raises:
-        OSError: The file system failed, and nobody is following (a follower tries again).
+        OSError: The file system failed and there is no follower (with one, the read is retried).
     """
     reader = _Reader(path, query, is_following=follower is not None)
     pause = FIRST_PAUSE_SECONDS
@@ -199,18 +198,18 @@ async def stream(
                 raise
             LOG.warning("Cannot read a log, will try again", path=path, error=str(error))
         if is_over:
-            # With a tail of nothing, an unfinished entry is nothing too.
+            # With a tail of 0, an unfinished entry is omitted too.
             if (follower is not None or query.tail_entries != 0) and (text := reader.finish()):
                 yield text
             return
-        # If it ended while we read, the last bytes may have come after our last look: read once more.
+        # If the run ended during the read, the last bytes may have come after it: read once more.
         if follower is not None and not follower.is_over():
             pause = FIRST_PAUSE_SECONDS if has_grown else min(pause * 1.5, LONGEST_PAUSE_SECONDS)
             await follower.wait(pause)
 
 
 class _Reader:
-    """Goes through the parts of a log; blocking, for a thread."""
+    """A reader through the parts of a log; blocking, for a thread."""
 
     def __init__(self, path: str, query: logquery.Query, *, is_following: bool) -> None:
         self._path, self._query = path, query
@@ -218,15 +217,15 @@ class _Reader:
         self._filter = cri.Filter(query.options)
         self._part, self._offset = -1, 0
         self._end = (-1, 0)
-        """Part and offset: who does not follow reads no further than what was there at the first look."""
+        """Part and offset of the end at the first look. Without following, nothing beyond it is read."""
 
     @property
     def is_full(self) -> bool:
-        """Whether as much has been read as was asked for."""
+        """Whether the requested amount has been read."""
         return self._filter.is_full
 
     def read(self) -> bytes | None:
-        """What the reader wants of the next block, perhaps nothing; None while there is no more.
+        """Return the output of the next block, perhaps empty; None if there is no more now.
 
         Raises:
             OSError: The file system failed.
@@ -240,7 +239,7 @@ class _Reader:
         newer = [part for part in parts if part > self._part]
         if not newer or not self._may_go_on(newer[0]):
             return None
-        if block := self._block():  # what came before the next part did, and after our look
+        if block := self._block():  # written before the next part began, but after our read
             self._offset += len(block)
             return self._filter.feed(block)
         is_whole = self._part in parts and newer[0] == self._part + 1
@@ -248,14 +247,14 @@ class _Reader:
         return b"" if is_whole else self._filter.feed(_gap())
 
     def finish(self) -> bytes:
-        """What is left: an entry whose writer died before its newline."""
+        """Return the output of an incomplete last entry."""
         return self._filter.finish()
 
     def _may_go_on(self, part: int) -> bool:
         return self._is_following or part <= self._end[0]
 
     def _start(self) -> bool:
-        """Find where to begin; whether there is anything yet."""
+        """Find the start position. Return whether there is anything yet."""
         sizes: dict[int, int] = {}
         for part in jobdir.log_parts(self._path):
             with contextlib.suppress(FileNotFoundError):  # just removed
@@ -289,7 +288,7 @@ class _Reader:
         return lambda count, offset: _read(jobdir.log_part(self._path, part), offset, count)
 
     def _block(self) -> bytes:
-        """The next block of this part; empty at its end, at the given end, and where it has been removed."""
+        """Return the next block of this part; empty at its end, at the given end, or after its removal."""
         count = BLOCK_BYTES
         if not self._is_following and self._part == self._end[0]:
             count = min(count, self._end[1] - self._offset)
@@ -297,7 +296,7 @@ class _Reader:
 
 
 def _read(path: str, offset: int, count: int) -> bytes:
-    """So many bytes of a file, or what it has of them; nothing if it is not there."""
+    """Return up to `count` bytes of a file; empty if it does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -309,7 +308,7 @@ def _read(path: str, offset: int, count: int) -> bytes:
 
 
 def _gap() -> bytes:
-    """An entry for where a part was removed before it had been read; it also ends an entry that was cut off there."""
+    """Return an entry that marks a part removed before it was read; it also ends an entry cut off there."""
     now = datetime.now(UTC)
     return (
         b"\n%s stderr F [hpk: the log was rotated before all of it was read here]\n"

@@ -1,6 +1,6 @@
-"""``/metrics`` of the kubelet's own process, in Prometheus' text format.
+"""The ``/metrics`` endpoint of the kubelet's process, in Prometheus' text format.
 
-A registry of our own, so that two servers in one process (tests) do not share counters.
+The registry is not the global one, so that two servers in one process (tests) do not share counters.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 
 
 class _Pods(Collector):
-    """Counts the node's pods whenever it is asked."""
+    """A collector that counts the node's pods."""
 
     def __init__(self, pods: podsource.PodSource) -> None:
         self._pods = pods
 
     def collect(self) -> Iterable[Metric]:
-        """The families of this collector."""
+        """Yield the metric families."""
         by_phase = Counter((pod.get("status") or {}).get("phase", "Unknown") for pod in self._pods.pods())
         family = GaugeMetricFamily("hpk_pods", "Pods of the node, by phase", labels=["phase"])
         for phase in PHASES:
@@ -40,7 +40,7 @@ class _Pods(Collector):
 
 
 def registry(pods: podsource.PodSource) -> prometheus_client.CollectorRegistry:
-    """The metrics of this process and of its pods."""
+    """Return a registry with the metrics of this process and its pods."""
     made = prometheus_client.CollectorRegistry()
     prometheus_client.ProcessCollector(registry=made)
     prometheus_client.GCCollector(registry=made)
@@ -49,5 +49,5 @@ def registry(pods: podsource.PodSource) -> prometheus_client.CollectorRegistry:
 
 
 def text(found: prometheus_client.CollectorRegistry) -> bytes:
-    """All that the registry knows now."""
+    """Return all metrics as text."""
     return prometheus_client.generate_latest(found)

@@ -1,4 +1,4 @@
-"""The Node object: registered once, then kept true, touching only what is ours (`nodestatus`)."""
+"""The controller of the Node object: registration, then status updates of our own fields (`nodestatus`)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LOG = structlog.get_logger(__name__)
 
 NODES = "/api/v1/nodes"
 SYNC_SECONDS = 10.0
-"""How often the status is computed and the server's copy looked at."""
+"""Interval of status computation and comparison with the server's copy."""
 REPORT_SECONDS = 300.0
-"""How often the status is written although nothing changed."""
+"""Interval of status updates without a change."""
 REQUEST_SECONDS = 10.0
 
 Object = dict[str, Any]
@@ -33,28 +33,28 @@ class Api(Protocol):
     """The part of :class:`hpk.kube.client.Kube` that is used here."""
 
     async def get(self, path: str, *, query: Mapping[str, Any] | None = None) -> Object:
-        """GET."""
+        """Return the object from a GET request."""
         ...
 
     async def create(self, path: str, body: Object) -> Object:
-        """POST."""
+        """Create the object with a POST request."""
         ...
 
     async def replace(self, path: str, body: Object) -> Object:
-        """PUT."""
+        """Replace the object with a PUT request."""
         ...
 
     async def patch(self, path: str, body: Any, *, kind: client.PatchKind = "strategic") -> Object:
-        """PATCH."""
+        """Change the object with a PATCH request."""
         ...
 
 
 class NodeController:
-    """Registers the node and keeps its object true for as long as :meth:`run` runs.
+    """The controller that registers the node and updates its object while :meth:`run` runs.
 
     Attributes:
-        registered: Set once the API server has the node as we want it.
-        uid: The Node's UID, once known.
+        registered: Set once the node's object is up to date.
+        uid: The Node's UID; empty before registration.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class NodeController:
         self._written_at: float | None = None
 
     async def run(self) -> None:
-        """Sync until cancelled; failures of the API server are waited out, without end."""
+        """Sync until cancelled, and retry for as long as the API server is unavailable."""
         pauses = backoff.Backoff(backoff.Policy(first_seconds=0.1, cap_seconds=7.0))
         while True:
             try:
@@ -89,10 +89,10 @@ class NodeController:
             await asyncio.sleep(pause)
 
     async def sync(self) -> None:
-        """Make the server's node true, once; creates it if it is missing.
+        """Update the server's node once, and create it if it is missing.
 
         Raises:
-            errors.HpkError: Nothing is lost; call again.
+            errors.HpkError: The update failed; call again.
         """
         seen = self._observe()
         try:
@@ -106,7 +106,7 @@ class NodeController:
             try:
                 node = await self._kube.patch(f"{self._path}/status", patch)
             except (errors.NotFound, errors.Conflict) as error:
-                # Deleted or recreated since we read it: the next look registers or reconciles.
+                # The node was deleted or recreated since we read it. The next sync registers or reconciles it.
                 self._written_at = None
                 raise errors.ApiUnavailable(f"Cannot update node {self._facts.name}: it was recreated") from error
             self._written_at = now

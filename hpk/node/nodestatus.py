@@ -1,7 +1,7 @@
-"""What the Node object should say, and the patch that makes it say so; pure.
+"""The desired state of the Node object, and the patch towards it. Pure.
 
-Others write to the same object: the node controller sets taints and ``Ready=Unknown``, administrators set labels,
-tests add capacities of their own. So each patch names our own keys.
+Others write to the same object: the node controller sets taints and ``Ready=Unknown``, administrators set labels, tests
+add capacities. Each patch therefore names only our own keys.
 Source: kubelet_node_status.go of Kubernetes 1.37.
 """
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SILENCE_SECONDS = 120.0
-"""Slurm may be silent for this long (restarts, rate limits) before the node is said not to be ready."""
+"""Time without an answer from Slurm (restarts, rate limits) before the node is NotReady."""
 TROUBLE = "ControlPlaneTrouble"
-"""The type of a condition that says what keeps the control plane from its work."""
+"""The type of the condition that reports problems of the control plane."""
 MOST_IMAGES = 50
 MOST_IMAGE_NAMES = 5
 
 EXTENDED_RESOURCES: Mapping[str, str] = {"gpu": "nvidia.com/gpu"}
-"""Slurm's gres by the name under which pods ask for it; what is not here is not offered."""
+"""Extended resources by Slurm gres name; other gres are not offered."""
 
 DECLARED_FEATURES = ("ExtendWebSocketsToKubelet",)
-"""What the API server need not do for us: it hands clients' WebSockets on as they are. Sorted, as it wants them."""
+"""The kubelet accepts clients' WebSockets, so the API server need not translate them. Must be sorted."""
 
 Object = dict[str, Any]
 
 
 class Capacity(Protocol):
-    """What the whole cluster has, as Slurm counts it."""
+    """The capacity of the whole cluster, as Slurm counts it."""
 
     @property
     def cpus(self) -> int:
@@ -54,21 +54,21 @@ class Capacity(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What does not change while the kubelet runs."""
+    """Facts that do not change while the kubelet runs."""
 
     name: str
     host: host.Host
     address: str
-    """The InternalIP, where the API server reaches the kubelet."""
+    """The InternalIP, at which the API server reaches the kubelet."""
     hostname: str
     port: int
     apptainer_version: str
     max_pods: int
     ephemeral_bytes: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    """More labels; the node's own identity may set few under ``kubernetes.io`` (NodeRestriction)."""
+    """Additional labels; NodeRestriction allows the node's own identity few under ``kubernetes.io``."""
     taints: tuple[Mapping[str, str], ...] = ()
-    """Set when the node is created, never later."""
+    """Set only when the node is created."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +90,15 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What is seen now; a capacity of None (Slurm has not said) leaves the published one alone."""
+    """The observed state. A capacity of None (no answer from Slurm) leaves the published one unchanged."""
 
     capacity: Capacity | None
     readiness: Readiness = Readiness()
     images: tuple[Image, ...] = ()
     trouble: str = ""
-    """What the control plane cannot mend by itself, in words."""
+    """What the control plane cannot repair by itself."""
     disk_pressure: str = ""
-    """Why there is no room for pods' images and files; empty if there is."""
+    """Why there is no space for pods' images and files; empty if there is."""
 
 
 def readiness(
@@ -109,19 +109,19 @@ def readiness(
     error: str = "",
     silence_seconds: float = SILENCE_SECONDS,
 ) -> Readiness:
-    """Whether Slurm has answered lately enough to call the node ready.
+    """Return the Ready condition: ready if Slurm has answered recently enough.
 
     Args:
         now: Unix time, as all the others.
         started_at: When the kubelet started.
         answered_at: When slurmctld last answered; None if it never did.
-        error: Why the last question had no answer, in the words of whoever asked; empty if it had one.
-        silence_seconds: The patience.
+        error: Why the last query failed; empty if it succeeded.
+        silence_seconds: How long Slurm may be silent.
     """
     if answered_at is None:
         since = f"the kubelet started at {_stamp(started_at)}"
-    elif error and now - answered_at > silence_seconds:  # no error: nobody has asked since, and that is no silence
-        since = _stamp(answered_at)  # the instant, not the age, or every look would have a message to write
+    elif error and now - answered_at > silence_seconds:  # no error: there was no query since
+        since = _stamp(answered_at)  # not the age, which would change the message each time
     else:
         return Readiness()
     message = f"slurmctld has not answered since {since}" + (f": {error}" if error else "")
@@ -129,7 +129,7 @@ def readiness(
 
 
 def labels(facts: Facts) -> dict[str, str]:
-    """Our labels."""
+    """Return the labels that the kubelet sets."""
     arch = facts.host.architecture
     return {
         "kubernetes.io/hostname": facts.name,
@@ -142,7 +142,7 @@ def labels(facts: Facts) -> dict[str, str]:
 
 
 def resources(facts: Facts, capacity: Capacity) -> dict[str, str]:
-    """The cluster's capacity in Kubernetes' words; all of it is allocatable, for Slurm keeps what it reserves."""
+    """Return the cluster's capacity as Kubernetes resources. All of it is allocatable; Slurm keeps its own reserve."""
     found = {
         "cpu": str(capacity.cpus),
         "memory": f"{capacity.memory_bytes // 1024}Ki",
@@ -157,7 +157,7 @@ def resources(facts: Facts, capacity: Capacity) -> dict[str, str]:
 
 
 def status(facts: Facts, seen: Observation) -> Object:
-    """The status that should be published; conditions lack their times (see :func:`status_patch`)."""
+    """Return the status to publish; its conditions lack their times (see :func:`status_patch`)."""
     machine = facts.host
     made: Object = {
         "conditions": [*_conditions(seen.readiness, seen.disk_pressure), _trouble(seen.trouble)],
@@ -188,7 +188,7 @@ def status(facts: Facts, seen: Observation) -> Object:
 
 
 def new_node(facts: Facts, seen: Observation, *, now: float) -> Object:
-    """The Node to create."""
+    """Return the Node to create."""
     made = status(facts, seen)
     for condition in made["conditions"]:
         condition |= {"lastHeartbeatTime": _stamp(now), "lastTransitionTime": _stamp(now)}
@@ -203,9 +203,9 @@ def new_node(facts: Facts, seen: Observation, *, now: float) -> Object:
 
 
 def status_patch(node: Object, facts: Facts, seen: Observation, *, now: float, is_due: bool) -> Object | None:
-    """The strategic merge patch that makes the server's node true, or None if there is nothing to write.
+    """Return the strategic merge patch that updates the server's node, or None if nothing is to be written.
 
-    It is written even if nothing changed when it `is_due`.
+    If `is_due`, a patch is returned even without a change.
     """
     wanted = status(facts, seen)
     have = node.get("status") or {}
@@ -221,9 +221,9 @@ def status_patch(node: Object, facts: Facts, seen: Observation, *, now: float, i
         moved = old.get("status") != condition["status"]
         condition["lastHeartbeatTime"] = _stamp(now)
         condition["lastTransitionTime"] = _stamp(now) if moved else old.get("lastTransitionTime", _stamp(now))
-    # The list merges by type, which would keep an address that we no longer have.
+    # The list merges by type and would keep an address that we no longer have.
     wanted["addresses"] = [*wanted["addresses"], {"$patch": "replace"}]
-    # The uid makes a node that was recreated under our hands a conflict.
+    # With the UID, patching a node that was recreated meanwhile is a conflict.
     metadata: Object = {"uid": node["metadata"]["uid"]}
     if not same_labels:
         metadata["labels"] = ours
@@ -231,7 +231,7 @@ def status_patch(node: Object, facts: Facts, seen: Observation, *, now: float, i
 
 
 def _withdraw(wanted: Object, have: Object) -> None:
-    """Set to 0 what we offered once and offer no more; a key that was never ours is not looked at."""
+    """Set resources to 0 that we no longer offer; leave others' keys alone."""
     if "capacity" not in wanted:
         return
     for part in ("capacity", "allocatable"):
@@ -250,7 +250,7 @@ def _conditions(ready: Readiness, disk_pressure: str) -> list[Object]:
 
 
 def _trouble(text: str) -> Object:
-    """A condition of our own, as node-problem-detector adds such."""
+    """Return a custom condition, in the way of node-problem-detector."""
     state, reason = ("True", "Trouble") if text else ("False", "NoTrouble")
     return _condition(TROUBLE, state, reason, text or "the control plane has what it needs")
 
@@ -266,13 +266,13 @@ def _condition(kind: str, state: str, reason: str, message: str) -> Object:
 
 
 def _images(images: tuple[Image, ...]) -> list[Object]:
-    """The largest images, as the kubelet chooses them; the scheduler and ``kubectl get node -o yaml`` read it."""
+    """Return the largest images, chosen as the kubelet does, for the scheduler and users."""
     chosen = sorted(images, key=lambda image: (-image.size_bytes, image.names))[:MOST_IMAGES]
     return [{"names": list(image.names[:MOST_IMAGE_NAMES]), "sizeBytes": image.size_bytes} for image in chosen]
 
 
 def _is_same(have: Object, wanted: Object) -> bool:
-    """Whether the server's status says all that ours says, whatever else it says."""
+    """Return whether the server's status contains all of ours."""
     said = {condition["type"]: condition for condition in have.get("conditions") or []}
     return (
         all(_holds(said.get(condition["type"]), condition) for condition in wanted["conditions"])
@@ -290,7 +290,7 @@ def _holds(have: Object | None, wanted: Object) -> bool:
 
 
 def _holds_quantities(have: Object | None, wanted: Mapping[str, str]) -> bool:
-    # By value: the API server may write 1000 as 1k and 1024Ki as 1Mi.
+    # Compare by value: the API server may write 1000 as 1k and 1024Ki as 1Mi.
     return all(
         key in (have or {}) and quantity.parse((have or {})[key]) == quantity.parse(value)
         for key, value in wanted.items()

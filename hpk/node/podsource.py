@@ -1,4 +1,4 @@
-"""What the kubelet's API asks the pods room: the seam between the two."""
+"""The interface through which the kubelet's API reads pods."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class PodSource(Protocol):
     """The node's pods, as ``v1.Pod`` objects with the newest status that the kubelet knows."""
 
     def find(self, namespace: str, name: str) -> Object | None:
-        """The pod of this name, or None.  Not a copy: it is only read."""
+        """Return the pod of this name, or None. It is not a copy: do not change it."""
         ...
 
     def pods(self) -> Iterable[Object]:
-        """All pods of the node."""
+        """Return all pods of the node."""
         ...
 
     async def wait_for_change(self, uid: str) -> None:
-        """Return at the next change of this pod's status, or when the pod is gone.
+        """Wait until this pod's status changes, or the pod is gone.
 
-        Level, not edge: a caller looks again after each return, so an extra return does no harm.
+        Level-triggered: callers check again after each return, so an extra return does no harm.
         """
         ...

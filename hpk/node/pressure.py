@@ -1,8 +1,8 @@
-"""Whether there is room for what the kubelet must write: measured, not assumed.
+"""Disk pressure: whether the kubelet can write, found by writing.
 
-The kubelet's own thresholds are percentages of a disk that is the node's alone (evictionHard, ``imagefs.available``).
-A shared home is 90 % full on most sites and says nothing of the user's quota, so it is tried: a few bytes are written
-and synced, which is when a file system answers that a quota is met.
+The kubelet's own thresholds are percentages of a disk that belongs to the node (evictionHard, ``imagefs.available``). A
+shared home is 90 % full on most sites, and its usage says nothing about the user's quota. So a few bytes are written
+and synced, which is when a file system reports an exceeded quota.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEAST_BYTES: Final = 256 << 20
-"""Left for the user; where a file system tells of quotas (XFS, Lustre projects), it tells them here."""
+"""Space left for the user. File systems with quotas (XFS, Lustre projects) report the quota's free space here."""
 PROBE: Final = bytes(4096)
 
 
 def measure(directories: Iterable[Path], *, may_be_anothers: bool = False) -> str:
-    """Return why pods cannot be prepared now, in words that stay while it lasts; empty if they can be.  Blocks.
+    """Return why pods cannot be prepared now, in stable words; empty if they can. Blocks.
 
-    `may_be_anothers` says whether a directory that we may not write to is one that a site keeps for its users: what is
-    there is used, and room in it is not our concern.
+    With `may_be_anothers`, an unwritable directory may be one that a site keeps for its users: its images are used, and
+    its free space is not checked.
     """
     return next((why for directory in directories if (why := _why(directory, may_be_anothers=may_be_anothers))), "")
 

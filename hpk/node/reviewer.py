@@ -1,4 +1,4 @@
-"""What the kubelet's API asks the pods room about objects that are about to be created: the seam between the two."""
+"""The interface through which the kubelet's API validates objects for admission."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Object = dict[str, Any]
 
 
 class Reviewer(Protocol):
-    """Decides from memory: the API server, and whoever creates the object, wait for the answer."""
+    """A reviewer that decides from memory, since the API server and the object's creator wait for the answer."""
 
     def review(
         self, kind: str, raw: Object, *, old: Object | None = None, part: str = ""
     ) -> tuple[str | None, list[str]]:
-        """Return why the object must not be so (None: it may), and what its maker should know all the same."""
+        """Return why the object must be rejected (None: it is allowed), and warnings for its creator."""
         ...

@@ -1,6 +1,6 @@
-"""The kubelet's HTTPS API: logs, pods, health, admission; authenticated and authorized on every path.
+"""The kubelet's HTTPS API: logs, pods, health, admission. Every path is authenticated and authorized.
 
-Only http/1.1 is offered (ALPN), for exec, attach and port-forward (:mod:`hpk.node.streams`) upgrade the connection.
+ALPN offers only http/1.1, because exec, attach and port-forward (:mod:`hpk.node.streams`) upgrade the connection.
 Source: pkg/kubelet/server/server.go of Kubernetes 1.37.
 """
 
@@ -33,20 +33,20 @@ LOG = structlog.get_logger(__name__)
 
 IDLE_SECONDS = 90.0
 GOODBYE_SECONDS = 1.0
-"""How long a stop waits for requests in flight; those who follow a log are cut at once."""
+"""How long a stop waits for requests in flight. Followed logs are cut at once."""
 LONGEST_HEADER_BYTES = 64 << 10
-"""Tokens are long; aiohttp's 8 KiB is too short for some."""
+"""aiohttp's default of 8 KiB is too short for some tokens."""
 LONGEST_LINE_BYTES = 1 << 20
-"""A command's arguments are in the request's first line; as much as net/http of Go takes (DefaultMaxHeaderBytes)."""
+"""The request line holds a command's arguments. As much as Go's net/http accepts (DefaultMaxHeaderBytes)."""
 
 LONGEST_BODY_BYTES = 8 << 20
-"""Of a review; the API server takes objects of up to 3 MiB."""
+"""The limit for reviews; the API server accepts objects of up to 3 MiB."""
 
 Object = dict[str, Any]
 
 
 def tls(*, certificate_pem: bytes, key_pem: bytes, client_ca_pem: bytes) -> ssl.SSLContext:
-    """The server's TLS: client certificates are optional, but one that is given must be of the cluster's CA.
+    """Return the server's TLS context. Client certificates are optional, but must be of the cluster's CA.
 
     Raises:
         errors.Fatal: A PEM text cannot be used.
@@ -55,11 +55,11 @@ def tls(*, certificate_pem: bytes, key_pem: bytes, client_ca_pem: bytes) -> ssl.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     context.verify_mode = ssl.CERT_OPTIONAL
-    # A resumed session would not look at the certificate again.
+    # A resumed session would skip the check of the client certificate.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     try:
-        # Python reads certificates of its own from files only: one that is in memory keeps the key off the disk.
+        # Python loads its own certificate only from a file. A memfd keeps the key off the disk.
         with os.fdopen(os.memfd_create("kubelet", os.MFD_CLOEXEC), "wb") as file:
             file.write(certificate_pem.rstrip() + b"\n" + key_pem)
             file.flush()
@@ -71,7 +71,7 @@ def tls(*, certificate_pem: bytes, key_pem: bytes, client_ca_pem: bytes) -> ssl.
 
 
 class KubeletServer:
-    """The API, served from entering the context until it is left."""
+    """The HTTPS server, serving while its context is entered."""
 
     def __init__(
         self,
@@ -98,15 +98,15 @@ class KubeletServer:
         self._following: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
-        """Listen.
+        """Start to listen.
 
         Raises:
-            errors.Fatal: The address cannot be had.
+            errors.Fatal: The address is not available.
         """
         runner = web.AppRunner(
             self._application(),
             access_log=None,
-            handler_cancellation=True,  # a client that goes away ends its request, and with it all that it holds
+            handler_cancellation=True,  # a disconnect cancels the request's handler
             keepalive_timeout=IDLE_SECONDS,
             shutdown_timeout=GOODBYE_SECONDS,
             max_line_size=LONGEST_LINE_BYTES,
@@ -122,7 +122,7 @@ class KubeletServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop; requests in flight are cut, and sessions into pods told why."""
+        """Stop: cut requests in flight, and tell sessions into pods why."""
         if self._runner is not None:
             await self._streams.close()
             for task in self._following:
@@ -132,7 +132,7 @@ class KubeletServer:
 
     @property
     def port(self) -> int:
-        """The port listened on, also if 0 was asked for."""
+        """The actual port, also if 0 was requested."""
         assert self._runner is not None
         return int(self._runner.addresses[0][1])
 
@@ -161,7 +161,7 @@ class KubeletServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Let nothing through, not even 404, before it is known who asks and that they may."""
+        """Authenticate and authorize every request, before even a 404."""
         refused = await self._refused(request)
         if refused is not None:
             return refused
@@ -174,7 +174,7 @@ class KubeletServer:
         return response
 
     async def _refused(self, request: web.Request) -> web.Response | None:
-        """The answer to one who may not, or None."""
+        """Return the response to an unauthorized request, or None."""
         certificate = request.transport.get_extra_info("peercert") if request.transport else None
         try:
             user = await self._authenticator.user(
@@ -221,7 +221,7 @@ class KubeletServer:
             self._following.discard(task)
 
     def _pod_with(self, container: str, where: Mapping[str, str]) -> Object:
-        """The pod that the path names; errors.NotFound if there is none, or it has no such container."""
+        """Return the pod that the path names, or raise errors.NotFound if there is no such pod or container."""
         name = where["pod"]
         pod = self._pods.find(where["namespace"], name)
         if pod is None:
@@ -231,7 +231,7 @@ class KubeletServer:
         return pod
 
     async def _log_file(self, pod: Object, container: str, *, is_previous: bool) -> tuple[str, int]:
-        """The file to show and the restart count that it is of; errors.Rejected if there is no such run."""
+        """Return the log file and its restart count, or raise errors.Rejected if there is no such run."""
         run = logs.choose(pod, container, previous=is_previous)
         directory = self._state.pod(pod["metadata"]["uid"])
         paths = {directory.log(container, count): count for count in run.counts}
@@ -248,7 +248,7 @@ class KubeletServer:
         return _json(_list(pod for pod in self._pods.pods() if _is_running(pod)))
 
     async def _review(self, request: web.Request) -> web.Response:
-        """Say whether an object may be created.  An error of ours is no reason against it: the worker looks too."""
+        """Answer an admission review. An internal error allows the object, since the worker validates it too."""
         try:
             asked = admission.question(await request.read())
         except ValueError as error:
@@ -257,7 +257,7 @@ class KubeletServer:
         if self._reviews is not None:
             try:
                 refusal, warnings = self._reviews.review(asked.kind, asked.raw, old=asked.old, part=asked.part)
-            except Exception as error:  # whatever an object makes of our code, it stops nobody
+            except Exception as error:  # an error of our own code must not block an object
                 LOG.exception("Cannot review an object, letting it pass", kind=asked.kind, error=repr(error))
         return web.Response(
             body=admission.answer(asked.uid, refusal=refusal, warnings=warnings), content_type="application/json"
@@ -276,17 +276,17 @@ class KubeletServer:
 async def _send(
     request: web.Request, path: str, query: logquery.Query, *, follower: logs.Follower | None = None
 ) -> web.StreamResponse:
-    """Stream the log; each write waits until the client has taken most of what came before."""
+    """Stream the log; each write waits until the client has read most of the bytes before."""
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
-    await response.prepare(request)  # sends the headers now: kubectl logs -f of a silent container must not wait
+    await response.prepare(request)  # send the headers now: kubectl logs -f of a silent container must not wait
     try:
         async with contextlib.aclosing(logs.stream(path, query, follower=follower)) as blocks:
             async for block in blocks:
                 await response.write(block)
     except OSError as error:
         if request.transport is None or request.transport.is_closing():
-            return response  # the client went away
-        # Half a log that ends well would be taken for the whole: break the connection instead.
+            return response  # the client disconnected
+        # A clean end would make a partial log look complete, so break the connection.
         LOG.warning("Cannot read a log", path=path, error=str(error))
         request.transport.abort()
         return response

@@ -1,4 +1,4 @@
-"""What a scheduler reads from the Node object: labels, taints, the cordon, and resources that others have added."""
+"""The scheduler's view of the Node object: labels, taints, cordon, and resources that others have added."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 OURS = frozenset({"cpu", "memory", "pods", "ephemeral-storage", *nodestatus.EXTENDED_RESOURCES.values()})
-"""Resources that the kubelet itself publishes."""
+"""The resources that the kubelet publishes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The node as others have made it.
+    """The node as others have changed it.
 
     Attributes:
         labels: All labels, the kubelet's own included.
-        taints: All taints.
-        is_unschedulable: Whether it is cordoned.
         trouble: Why it is not ready; empty if it is.
-        extended: What others have added to its resources.
+        extended: Resources that others have added.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -38,11 +36,11 @@ class View:
 
 
 def of(raw: dict[str, Any] | None, facts: nodestatus.Facts) -> View:
-    """Return the view of the API server's node, or of what the kubelet will create."""
+    """Return the view of the API server's node, or of the one that the kubelet will create."""
     if raw is None:
         return View(labels=nodestatus.labels(facts))
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
-    # As a kubelet does, what is added to the capacity alone is all allocatable.
+    # As in a kubelet, capacity without a matching allocatable is all allocatable.
     offered = {**(status.get("capacity") or {}), **(status.get("allocatable") or {})}
     return View(
         labels={**nodestatus.labels(facts), **(raw["metadata"].get("labels") or {})},

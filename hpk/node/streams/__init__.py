@@ -1,1 +1,1 @@
-"""Exec, attach and port-forward: what clients speak on one side, sessions into pods on the other."""
+"""Exec, attach and port-forward: client protocols on one side, sessions into pods on the other."""

@@ -1,4 +1,4 @@
-"""What a request asks for, and in which protocol: pure decisions about its path, query and headers."""
+"""The handshake: what a request asks for, and the protocol, from its path, query and headers. Pure."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ WEBSOCKET_REMOTE = (*_LEGACY, V5)
 WEBSOCKET_FORWARD = (*_LEGACY, TUNNEL)
 
 MOST_PORTS = 32
-"""Of one WebSocket; each takes two of its channels, which are numbered by one byte, or one digit and what follows."""
+"""The limit for a WebSocket. A port takes two channels, numbered by one byte (in base64, a character from "0" on)."""
 LARGEST_PORT = 65535
 
 
 class Refused(errors.Rejected):
-    """The request cannot be served.
+    """A request that cannot be served.
 
     Attributes:
         code: The HTTP status.
-        headers: To be sent with it.
+        headers: Headers of the response.
     """
 
     def __init__(self, message: str, *, code: int = 400, headers: Iterable[tuple[str, str]] = ()) -> None:
@@ -43,7 +43,7 @@ class Refused(errors.Rejected):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The streams that a client of exec or attach wants."""
+    """The streams that an exec or attach client requests."""
 
     stdin: bool
     stdout: bool
@@ -53,12 +53,12 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Handshake:
-    """What was agreed on.
+    """The result of a handshake.
 
     Attributes:
-        protocol: The subprotocol; empty is a WebSocket's without one.
-        is_websocket: Else it is SPDY.
-        head: The answer with which the connection changes hands.
+        protocol: The subprotocol; empty for a WebSocket without one.
+        is_websocket: Whether it is a WebSocket, and not SPDY.
+        head: The response that switches protocols.
     """
 
     protocol: str
@@ -67,7 +67,7 @@ class Handshake:
 
     @property
     def is_base64(self) -> bool:
-        """Whether channels carry text."""
+        """Whether channels carry base64 text."""
         return "base64." in self.protocol
 
     @property
@@ -77,15 +77,15 @@ class Handshake:
 
     @property
     def has_resize(self) -> bool:
-        """Whether a SPDY client of a terminal opens a stream for its size."""
+        """Whether a SPDY client with a terminal opens a resize stream."""
         return self.protocol.startswith(("v3.", "v4."))
 
 
 def options(query: MultiMapping[str]) -> Options:
-    """The streams of an exec or attach.
+    """Return the streams of an exec or attach.
 
     Raises:
-        Refused: None is asked for.
+        Refused: The query asks for none.
     """
     stdin, stdout, stderr, tty = (query.get(name) == "1" for name in ("input", "output", "error", "tty"))
     stderr = stderr and not tty  # a terminal has one output
@@ -95,7 +95,7 @@ def options(query: MultiMapping[str]) -> Options:
 
 
 def command(values: Iterable[str]) -> tuple[str, ...]:
-    """The program and its arguments.
+    """Return the program and its arguments.
 
     Raises:
         Refused: There is no program.
@@ -107,10 +107,10 @@ def command(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def ports(query: MultiMapping[str]) -> tuple[int, ...]:
-    """The ports of a port-forward by WebSocket, which the query names.
+    """Return the ports that the query of a WebSocket port-forward names.
 
     Raises:
-        Refused: They are missing, too many, or no ports.
+        Refused: They are missing, too many, or invalid.
     """
     values = [value for text in query.getall("port", []) for value in text.split(",")]
     if not values:
@@ -124,7 +124,7 @@ def ports(query: MultiMapping[str]) -> tuple[int, ...]:
 
 
 def port(text: str) -> int | None:
-    """The port that a text names, or None."""
+    """Parse a port number; return None if it is invalid."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST_PORT))):
         return None
     number = int(text)
@@ -138,10 +138,10 @@ def handshake(
     spdy_protocols: tuple[str, ...],
     websocket_protocols: tuple[str, ...],
 ) -> Handshake:
-    """Agree on a protocol: the first of the client's that we have.
+    """Choose the first of the client's protocols that we support.
 
     Raises:
-        Refused: The request is no upgrade, or there is none that both know.
+        Refused: The request is no upgrade, or there is no common protocol.
     """
     if websocket.is_asked_for(headers):
         return _websocket(headers, method=method, known=websocket_protocols)

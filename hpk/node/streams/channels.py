@@ -1,4 +1,4 @@
-"""A WebSocket on a wire: the numbered channels of Kubernetes' subprotocols, or a tunnel for another's bytes."""
+"""A WebSocket on a wire: the numbered channels of Kubernetes' subprotocols, or a tunnel for another protocol."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 CLOSE_CHANNEL = 255
-"""In version 5: what follows is the number of a channel on which nothing more comes."""
+"""In version 5, a message on this channel names a channel that the client has closed."""
 _FOUR = 4
-"""Characters of base64 that belong together."""
+"""Characters in a base64 group."""
 
 
 class Socket:
-    """The WebSocket: answers pings, and says goodbye once."""
+    """The WebSocket: it answers pings and sends the close frame once."""
 
     def __init__(self, below: wire.Wire, *, on_part: Callable[[websocket.Part], None]) -> None:
         self._wire, self._on_part = below, on_part
@@ -30,7 +30,7 @@ class Socket:
         self._has_said_goodbye = self._is_over = False
 
     def feed(self, data: bytes) -> None:
-        """Act on what the client sent; a client that makes no sense is hung up on."""
+        """Process bytes from the client; hang up on a protocol error."""
         if self._is_over:
             return
         try:
@@ -49,34 +49,34 @@ class Socket:
             self.leave(error.code)
 
     def say_goodbye(self, code: int = websocket.NORMAL) -> None:
-        """Say that we send nothing more; the client answers, and then the connection is closed."""
+        """Send a close frame. The client answers with its own, and then the connection is closed."""
         if not self._has_said_goodbye:
             self._has_said_goodbye = True
             self._wire.send_now(websocket.close(code))
 
     def leave(self, code: int = websocket.NORMAL) -> None:
-        """Say goodbye and close the connection."""
+        """Send a close frame and close the connection."""
         self._is_over = True
         self.say_goodbye(code)
         self._wire.hang_up()
 
 
 class Channels:
-    """The channels: the first byte (in base64, digit) of each message is the number of one."""
+    """Channels in a WebSocket: the first byte (in base64: digit) of each message is the channel's number."""
 
     def __init__(
         self, below: wire.Wire, inboxes: Mapping[int, wire.Inbox], *, is_base64: bool, can_close: bool
     ) -> None:
-        """Take what the client sends into these inboxes; what it sends on other channels is thrown away."""
+        """Route the client's messages into these inboxes; drop those on other channels."""
         self.socket = Socket(below, on_part=self._take)
         self._wire, self._inboxes = below, inboxes
         self._is_base64, self._can_close = is_base64, can_close
         self._channel: int | None = None
-        """Of the message that is under way."""
+        """The channel of the current message."""
         self._rest = b""
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Send a message, waiting until the client has taken most of what came before."""
+        """Send a message, and wait until the client has read most of the bytes before."""
         await self._wire.send(*self._message(channel, data))
 
     def send_now(self, channel: int, data: bytes) -> None:
@@ -116,7 +116,7 @@ class Channels:
 
 
 class Tunnel:
-    """Another protocol's bytes in the messages of a WebSocket, cut up anyhow: a :class:`wire.Carrier`."""
+    """Another protocol's byte stream, carried in WebSocket messages of any size: a :class:`wire.Carrier`."""
 
     def __init__(self, below: wire.Wire, on_bytes: Callable[[bytes], None]) -> None:
         self.socket = Socket(below, on_part=lambda part: on_bytes(part.data))
@@ -124,7 +124,7 @@ class Tunnel:
         self.hold, self.release = below.hold, below.release
 
     async def send(self, *parts: bytes) -> None:
-        """Send bytes, waiting until the client has taken most of what came before."""
+        """Send bytes, and wait until the client has read most of those before."""
         await self._wire.send(websocket.head(sum(map(len, parts))), *parts)
 
     def send_now(self, data: bytes) -> None:
@@ -132,5 +132,5 @@ class Tunnel:
         self._wire.send_now(websocket.head(len(data)) + data)
 
     def hang_up(self) -> None:
-        """Send what is to be sent, and close."""
+        """Flush, then close."""
         self.socket.leave()

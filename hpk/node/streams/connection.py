@@ -1,4 +1,4 @@
-"""A SPDY connection as its server sees it: streams that the client opens, each with an inbox of its own."""
+"""The server's end of a SPDY connection: streams that the client opens, each with its own inbox."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 CHUNK_BYTES = 512 << 10
-"""Of a data frame that we send; the client must take a frame whole before it sees the next."""
+"""The size of our data frames; the client must receive a whole frame before it sees the next."""
 
 
 class Stream:
-    """One stream.
+    """A SPDY stream.
 
     Attributes:
         inbox: What the client sends on it.
-        on_reset: Called when the client gives it up in both directions.
+        on_reset: Called when the client resets the stream.
     """
 
     def __init__(self, connection: Connection, number: int, headers: Mapping[str, str]) -> None:
@@ -30,13 +30,13 @@ class Stream:
         self.inbox = wire.Inbox(connection.carrier)
         self.on_reset: Callable[[], None] = _nothing
         self.is_open = True
-        """Whether we may still send on it."""
+        """Whether we may still send."""
         self.is_heard = True
-        """Whether the client may still send on it."""
+        """Whether the client may still send."""
         self._connection = connection
 
     async def send(self, data: bytes) -> None:
-        """Send bytes, waiting for room; none if the stream is closed."""
+        """Send bytes, waiting for space; send nothing if the stream is closed."""
         for at in range(0, len(data), CHUNK_BYTES):
             if not self.is_open:
                 return
@@ -44,7 +44,7 @@ class Stream:
             await self._connection.carrier.send(spdy.data_head(self.number, len(part)), part)
 
     def close(self, last_words: bytes = b"") -> None:
-        """Say that we send nothing more after these few bytes; idempotent, and it does not wait."""
+        """Close our direction after these few bytes; idempotent, does not wait."""
         if self.is_open:
             self.is_open = False
             head = spdy.data_head(self.number, len(last_words), is_last=True)
@@ -52,7 +52,7 @@ class Stream:
             self._connection.tidy(self)
 
     def reset(self, status: int = spdy.CANCEL) -> None:
-        """Give it up in both directions; idempotent."""
+        """Reset both directions; idempotent."""
         if self.is_open or self.is_heard:
             self.is_open = self.is_heard = False
             self.inbox.drop()
@@ -61,16 +61,17 @@ class Stream:
 
 
 def _nothing() -> None:
-    """Nobody is interested."""
+    """Do nothing."""
 
 
 class Connection:
-    """The connection.  Its streams are made by the client, and accepted by ``on_open`` or refused."""
+    """A SPDY connection. The client opens streams, which ``on_open`` accepts or refuses."""
 
     def __init__(self, *, on_open: Callable[[Stream], bool], most_streams: int) -> None:
-        """Know whom to ask about new streams; :attr:`carrier` must be set before anything comes.
+        """Prepare the connection; :attr:`carrier` must be set before any bytes arrive.
 
-        `on_open` is asked about each new stream; False resets it. More than `most_streams` at once are refused.
+        `on_open` is called with each new stream; the stream is reset if it returns False, or if there would be more
+        than `most_streams` at once.
         """
         self.carrier: wire.Carrier
         self._on_open, self._most_streams = on_open, most_streams
@@ -80,7 +81,7 @@ class Connection:
         self._is_over = self._goes_away = False
 
     def feed(self, data: bytes) -> None:
-        """Act on what the client sent; a client that makes no sense is hung up on."""
+        """Process bytes from the client; hang up on a protocol error."""
         if self._is_over:
             return
         try:
@@ -91,14 +92,14 @@ class Connection:
             self.leave(status=spdy.PROTOCOL_ERROR)
 
     def leave(self, *, status: int = 0) -> None:
-        """Say goodbye and close the connection; idempotent."""
+        """Send GOAWAY and close the connection; idempotent."""
         if not self._is_over:
             self._is_over = True
             self.carrier.send_now(spdy.go_away(self._last_number, status=status))
             self.carrier.hang_up()
 
     def tidy(self, stream: Stream) -> None:
-        """Forget a stream that is closed in both directions."""
+        """Remove a stream that is closed in both directions."""
         if not stream.is_open and not stream.is_heard:
             self._streams.pop(stream.number, None)
             if self._goes_away and not self._streams:
@@ -148,7 +149,7 @@ class Connection:
             self.carrier.send_now(spdy.reset(frame.stream, spdy.REFUSED))
             return
         stream = self._streams[frame.stream] = Stream(self, frame.stream, frame.headers)
-        # At once: the client opens the next only when it has this.
+        # Send the reply at once: the client opens the next stream only after it.
         self.carrier.send_now(self._encoder.reply(frame.stream))
         if frame.is_last:
             self._end(stream)

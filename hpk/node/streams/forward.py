@@ -1,7 +1,7 @@
-"""Port-forward: connections to ports of a pod, many over one connection of the client.
+"""Port-forward: connections to ports of a pod, multiplexed over one client connection.
 
-SPDY has no flow control of its own: a pod that takes nothing from one of the forwarded connections makes all others
-of the same client wait once ``MOST_HELD_BYTES`` have come for it (kubectl itself waits earlier).
+SPDY has no flow control here: if a pod reads nothing from one forwarded connection, all others of the same client wait
+once ``MOST_HELD_BYTES`` have arrived for it (kubectl itself waits earlier).
 Source: pkg/streaming/portforward of k8s.io/cri-streaming, and client-go's tools/portforward.
 """
 
@@ -20,17 +20,17 @@ from hpk.node.streams import asked, channels, connection, wire
 LOG = structlog.get_logger(__name__)
 
 MOST_STREAMS = 1024
-"""Of one client: two for each connection that it forwards."""
+"""The limit per client; each forwarded connection takes two."""
 MOST_HELD_BYTES = 4 << 20
 PAIR_SECONDS = 30.0
-"""How long the second stream of a connection may be behind the first."""
+"""How long the second stream of a pair may arrive after the first."""
 TO_PORT, FROM_PORT = 0, 1
 """The channels of a session."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """Whose ports they are."""
+    """The pod whose ports are forwarded."""
 
     name: str
     uid: str
@@ -42,31 +42,31 @@ class End(Protocol):
     inbox: wire.Inbox
 
     async def send(self, data: bytes) -> None:
-        """Send what the port sent, waiting for room."""
+        """Send the port's output, waiting for space."""
 
     def close(self) -> None:
-        """The port sends nothing more."""
+        """Signal the end of the port's output."""
 
     def finish(self, error: str) -> None:
-        """It is over; with an error if there was one."""
+        """Finish the connection, with an error if there was one."""
 
 
 class Forwarder:
-    """Carries the connections of one client, each in a task, until it is closed."""
+    """The forwarded connections of one client, each carried by a task."""
 
     def __init__(self, opener: sessions.Opener, pod: Pod) -> None:
         self._opener, self._pod = opener, pod
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, end: End, *, port: int, is_given_up: asyncio.Event) -> asyncio.Task[None]:
-        """Carry one connection; it is given up when the event is set."""
+        """Start a task that carries one connection until the event is set."""
         task = asyncio.create_task(self._carry(end, port, is_given_up), name=f"forward {self._pod.uid} {port}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def close(self) -> None:
-        """Give all up."""
+        """Cancel all connections."""
         await aiotasks.cancel(*self._tasks)
 
     async def _carry(self, end: End, port: int, is_given_up: asyncio.Event) -> None:
@@ -83,7 +83,7 @@ class Forwarder:
             end.finish(told if error and not is_given_up.is_set() else "")
 
     async def _carried(self, end: End, port: int, is_given_up: asyncio.Event) -> str:
-        """Open the session and carry it; what went wrong, or nothing."""
+        """Open the session and carry it. Return the error, or an empty string."""
         session = await self._opener.open(self._pod.uid, sessions.Forward(port=port))
         outward = asyncio.create_task(_from_port(end, session))
         inward = asyncio.create_task(_to_port(end, session))
@@ -115,7 +115,7 @@ async def _from_port(end: End, session: sessions.Session) -> str:
 
 
 class SpdyForward:
-    """A client that opens two streams for each connection: one for errors, one for data."""
+    """A client that opens two SPDY streams for each connection: one for errors, one for data."""
 
     def __init__(self, forwarder: Forwarder) -> None:
         self._forwarder = forwarder
@@ -139,7 +139,7 @@ class SpdyForward:
         if kind not in ("error", "data") or port is None:
             LOG.info("Cannot forward: a stream's type or port is wrong", kind=kind[:20], port=text[:20])
             return False
-        # Without an id, from the oldest clients: the streams of a pair follow each other.
+        # The oldest clients send no request ID: the streams of a pair follow each other.
         number = stream.number if kind == "error" else stream.number - 2
         key = stream.headers.get("requestid", "") or f"#{number}"
         half = self._halves.pop(key, None)
@@ -166,7 +166,7 @@ class SpdyForward:
 
 @dataclass(frozen=True)
 class _Half:
-    """A stream whose other has not come yet."""
+    """A stream whose partner has not arrived yet."""
 
     kind: str
     stream: connection.Stream
@@ -182,7 +182,7 @@ class _Pair:
         self.send, self.close = data.send, data.close
 
     def finish(self, error: str) -> None:
-        """An error is told, and the data stream taken away; else both end."""
+        """Send the error and reset the data stream, or close both."""
         self.inbox.drop()
         if error:
             self._error.close(error.encode())
@@ -193,7 +193,7 @@ class _Pair:
 
 
 class TunnelForward(SpdyForward):
-    """The same in a WebSocket, whose messages carry SPDY's bytes."""
+    """A SPDY client tunnelled through WebSocket messages."""
 
     def __init__(self, forwarder: Forwarder) -> None:
         super().__init__(forwarder)
@@ -206,7 +206,7 @@ class TunnelForward(SpdyForward):
 
 
 class WebSocketForward:
-    """A client whose query names the ports: channel 2 i for the data of the i-th, 2 i + 1 for its errors."""
+    """A WebSocket client whose query names the ports: channel 2i carries port i's data, 2i + 1 its errors."""
 
     def __init__(self, forwarder: Forwarder, agreed: asked.Handshake, ports: tuple[int, ...]) -> None:
         self._forwarder, self._ports = forwarder, ports
@@ -215,7 +215,7 @@ class WebSocketForward:
         self._channels = channels.Channels(self.wire, self._inboxes, is_base64=agreed.is_base64, can_close=False)
 
     async def run(self) -> None:
-        """Serve until all connections are over, or it is cancelled."""
+        """Serve until all connections are over."""
         tasks = []
         try:
             for index, port in enumerate(self._ports):
@@ -241,14 +241,14 @@ class _Numbered:
         self._data, self._error = data, error
 
     async def send(self, data: bytes) -> None:
-        """Send what the port sent."""
+        """Send the port's output."""
         await self._channels.send(self._data, data)
 
     def close(self) -> None:
-        """These protocols cannot say it."""
+        """Do nothing: these protocols cannot signal it."""
 
     def finish(self, error: str) -> None:
-        """An error is told; that it is over shows when all are."""
+        """Send the error, if any; success shows only when all connections are over."""
         self.inbox.drop()
         if error:
             self._channels.send_now(self._error, error.encode())

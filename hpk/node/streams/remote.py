@@ -1,4 +1,4 @@
-"""Exec and attach: a client of SPDY or of WebSockets on one side, a session in a pod on the other.
+"""Exec and attach: a SPDY or WebSocket client on one side, a session in a pod on the other.
 
 Source: pkg/streaming/remotecommand of k8s.io/cri-streaming.
 """
@@ -26,45 +26,44 @@ LOG = structlog.get_logger(__name__)
 STREAMS_SECONDS = 30.0
 """How long a SPDY client may take to open its streams."""
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
-"""The channels of a WebSocket; the first three are those of a session too."""
+"""WebSocket channels; the first three are also the session's."""
 NAMES = ("stdin", "stdout", "stderr", "error", "resize")
-"""What SPDY calls them."""
+"""SPDY stream types, by channel."""
 MOST_SIZE_BYTES = 4096
-"""Of what may be the beginning of a terminal's size."""
+"""The limit for an incomplete terminal size."""
 LARGEST_SIZE = 65535
 SIZE_SECONDS = 1.0
-"""How long a command waits for its terminal's size, which programs ask for when they start; some clients tell none."""
+"""How long a command waits for its terminal's size, which programs read when they start. Some clients send none."""
 
 
 class Client(Protocol):
-    """The client, whatever it speaks.
+    """A client of any protocol.
 
     Attributes:
-        stdin: What it sends to the program.
-        sizes: Its terminal's sizes, as they change.
+        stdin: Its input to the program.
+        sizes: Changes of its terminal's size.
     """
 
     stdin: wire.Inbox
     sizes: wire.Inbox
 
     async def is_ready(self) -> bool:
-        """Whether it is there with all its streams, waiting for them."""
+        """Wait for all streams; return whether the client is ready."""
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Send output, waiting for room; dropped if the client did not ask for this channel."""
+        """Send output, waiting for space; drop it if the client did not ask for this channel."""
 
     def end(self, how: status.Status) -> None:
-        """Say how it ended: nothing more is sent, and nothing more is taken."""
+        """Send the status; afterwards nothing is sent or read."""
 
     def leave(self) -> None:
-        """Close the connection, after what is still to be sent."""
+        """Flush, then close the connection."""
 
 
 class SpdyClient:
     """A client that speaks SPDY."""
 
     def __init__(self, agreed: asked.Handshake, wanted: asked.Options) -> None:
-        """Know which streams to expect."""
         self._has_json = agreed.has_json_status
         flags = (wanted.stdin, wanted.stdout, wanted.stderr, True, wanted.tty and agreed.has_resize)
         self._missing = {name for name, is_wanted in zip(NAMES, flags, strict=True) if is_wanted}
@@ -75,7 +74,7 @@ class SpdyClient:
         self.stdin = self.sizes = wire.Inbox(self.wire)
 
     async def is_ready(self) -> bool:
-        """Whether it has opened all streams in time."""
+        """Wait for all streams; return whether they were opened in time."""
         try:
             async with asyncio.timeout(STREAMS_SECONDS):
                 await self._are_there.wait()
@@ -91,7 +90,7 @@ class SpdyClient:
             await stream.send(data)
 
     def end(self, how: status.Status) -> None:
-        """Say how it ended, each stream's end before the status."""
+        """Close all streams, the error stream with its status last."""
         for name in ("stdin", "resize"):
             stream = self._streams.get(name)
             if stream is not None and stream.is_heard:
@@ -121,7 +120,7 @@ class SpdyClient:
         else:
             stream.inbox.drop()
         if name == "error":
-            stream.on_reset = self._connection.leave  # who does not want to hear the end has left
+            stream.on_reset = self._connection.leave  # a client that resets the error stream has left
         if not self._missing:
             self._are_there.set()
         return True
@@ -131,7 +130,6 @@ class WebSocketClient:
     """A client that speaks one of the WebSocket subprotocols."""
 
     def __init__(self, agreed: asked.Handshake, wanted: asked.Options) -> None:
-        """Know which channels there are."""
         self._has_json = agreed.has_json_status
         self._outputs = {STDOUT: wanted.stdout, STDERR: wanted.stderr}
         self.wire = wire.Wire(self._feed)
@@ -146,7 +144,7 @@ class WebSocketClient:
         )
 
     async def is_ready(self) -> bool:
-        """Say that we are: an empty message on the lowest channel that the client reads."""
+        """Signal readiness with an empty message on the lowest channel that the client reads."""
         lowest = next((channel for channel, is_wanted in self._outputs.items() if is_wanted), ERROR)
         await self._channels.send(lowest, b"")
         return True
@@ -157,7 +155,7 @@ class WebSocketClient:
             await self._channels.send(channel, data)
 
     def end(self, how: status.Status) -> None:
-        """Say how it ended, and that this was all."""
+        """Send the status, then a close frame."""
         self.stdin.drop()
         self.sizes.drop()
         told = how.as_json() if self._has_json else how.as_text()
@@ -174,7 +172,7 @@ class WebSocketClient:
 
 
 async def serve(client: Client, opener: sessions.Opener, uid: str, request: sessions.Exec | sessions.Attach) -> None:
-    """Carry one session from its beginning to its end; the client is told how it ended, whatever that was."""
+    """Carry one session to its end, and send the client the status of any outcome."""
     doing = "executing command in container" if isinstance(request, sessions.Exec) else "attaching to container"
     try:
         if not await client.is_ready():
@@ -196,7 +194,7 @@ async def serve(client: Client, opener: sessions.Opener, uid: str, request: sess
 async def _carried(
     client: Client, opener: sessions.Opener, uid: str, request: sessions.Exec | sessions.Attach
 ) -> sessions.Ended:
-    """Open the session and carry it; it is given up when this is cancelled."""
+    """Open the session and carry it; abort it if this is cancelled."""
     sizes = Sizes(client.sizes)
     if isinstance(request, sessions.Exec) and request.tty:
         request = dataclasses.replace(request, size=await sizes.first())
@@ -213,7 +211,7 @@ async def _carried(
     finally:
         await session.abort()
     if ended.exit_code and ended.error:
-        # The status has no place for it: it goes where a shell would have written it.
+        # The status has no field for this error, so write it where a shell would.
         await client.send(STDERR if request.stderr and not request.tty else STDOUT, f"{ended.error}\n".encode())
     return ended
 
@@ -239,28 +237,27 @@ async def _sizes(sizes: Sizes, session: sessions.Session) -> None:
 
 
 class Sizes:
-    """Reads a terminal's sizes: JSON objects one after the other, cut anyhow."""
+    """A parser of terminal sizes: consecutive JSON objects in arbitrary pieces."""
 
     def __init__(self, inbox: wire.Inbox) -> None:
-        """Know what they come from."""
         self._inbox = inbox
         self._found: collections.deque[tuple[int, int]] = collections.deque()
         self._rest = b""
         self._json = json.JSONDecoder()
 
     async def first(self) -> tuple[int, int] | None:
-        """The first one, if it comes in time: a client that knows its terminal's size says it at once.
+        """Return the first size if it arrives in time: clients that know it send it at once.
 
-        It is read again: an agent may be too old to know it from the request.
+        :meth:`read` returns it again, for agents too old to take it from the request.
         """
-        for seconds in (SIZE_SECONDS, 0):  # what came while nothing of ours ran is there, though the time is over
+        for seconds in (SIZE_SECONDS, 0):  # take what arrived while the event loop was blocked, even after the timeout
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._find()
         return self._found[0] if self._found else None
 
     async def read(self) -> tuple[int, int] | None:
-        """The next columns and lines; None when no more will come."""
+        """Return the next columns and lines; None at the end."""
         await self._find()
         return self._found.popleft() if self._found else None
 
@@ -269,7 +266,7 @@ class Sizes:
             self._found.extend(self.feed(data))
 
     def feed(self, data: bytes) -> list[tuple[int, int]]:
-        """The sizes that these bytes complete; what is none is passed over."""
+        """Return the sizes that these bytes complete; skip invalid ones."""
         *whole, self._rest = (self._rest + data).split(b"}")
         if len(self._rest) > MOST_SIZE_BYTES:
             self._rest = b""

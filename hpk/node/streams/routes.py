@@ -1,7 +1,7 @@
 """The routes of the kubelet's API that reach into pods: exec, attach, portForward and run.
 
-Everything that can fail is looked at before the connection changes hands, and answered as HTTP: the API server relays
-a status of 400 or more as it is.  Who may ask was decided before (see :mod:`hpk.node.server`).
+Everything that can fail is checked before the protocol switches, and answered as HTTP: the API server relays a status
+of 400 or more unchanged. Authorization comes earlier (:mod:`hpk.node.server`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 MOST_RUN_BYTES = 16 << 20
-"""Of what ``run`` returns; the rest is dropped, as container runtimes do."""
+"""The limit of the output of ``run``; the rest is dropped, as container runtimes do."""
 
 Object = dict[str, Any]
 
@@ -52,7 +52,7 @@ class Streams:
             router.add_post(path, self._run)
 
     async def close(self) -> None:
-        """Tell all clients that the kubelet stops."""
+        """Tell all clients that the kubelet is stopping."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -66,7 +66,7 @@ class Streams:
         return await self._remote(request, is_exec=False)
 
     async def _remote(self, request: web.Request, *, is_exec: bool) -> web.StreamResponse:
-        """Exec or attach."""
+        """Handle exec and attach."""
         try:
             wanted = asked.options(request.query)
             argv = asked.command(request.query.getall("command", [])) if is_exec else ()
@@ -133,7 +133,7 @@ class Streams:
             await session.abort()
 
     def _pod(self, where: Mapping[str, str]) -> Object:
-        """The pod that the path names; asked.Refused if there is none."""
+        """Return the pod that the path names, or raise asked.Refused."""
         pod = self._pods.find(where["namespace"], where["pod"])
         if pod is None or where.get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
             raise asked.Refused("pod does not exist", code=404)
@@ -142,7 +142,7 @@ class Streams:
     async def _take(
         self, request: web.Request, agreed: asked.Handshake, taken: wire.Wire, serving: Coroutine[Any, Any, None]
     ) -> web.StreamResponse:
-        """Take the connection over, and return when it is over and nothing of it is left."""
+        """Take over the connection, and return when it is closed and its tasks have ended."""
         me = asyncio.current_task()
         assert me is not None
         served = asyncio.create_task(serving, name=f"{request.method} {request.path}")
@@ -159,19 +159,19 @@ class Streams:
             if isinstance(result, Exception):
                 LOG.error("Cannot serve a stream", path=request.path, exc_info=result)
             taken.hang_up()
-            # aiohttp sees nothing of its connection any more: it must be told, or it would keep it for ever.
+            # aiohttp no longer sees the connection's end. Without this call it would keep the connection forever.
             request.protocol.connection_lost(None)
         return _Taken()
 
 
 class _Taken(web.Response):
-    """What aiohttp gets for a connection that is no longer its own: it sends nothing."""
+    """A placeholder response for a connection that aiohttp no longer owns."""
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """Send no head."""
+        """Send nothing."""
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Send no end."""
+        """Send nothing."""
 
 
 def _agree(request: web.Request, *, spdy: tuple[str, ...], websocket: tuple[str, ...]) -> asked.Handshake:
@@ -181,7 +181,7 @@ def _agree(request: web.Request, *, spdy: tuple[str, ...], websocket: tuple[str,
 
 
 def _running_container(pod: Object, name: str) -> str:
-    """The name, if it is a running container's; asked.Refused if not."""
+    """Return the name if the container is running, else raise asked.Refused."""
     if not logs.has_container(pod, name):
         raise asked.Refused(f'container not found ("{name}")', code=404)
     state = (logs.container_status(pod, name) or {}).get("state") or {}
@@ -191,7 +191,7 @@ def _running_container(pod: Object, name: str) -> str:
 
 
 def _has_terminal(pod: Object, name: str) -> bool:
-    """Whether the container was started with a terminal, whatever a client that attaches to it believes."""
+    """Return whether the container has a terminal, regardless of what an attaching client assumes."""
     spec = pod["spec"]
     kinds = ("containers", "initContainers", "ephemeralContainers")
     return any(one["name"] == name and bool(one.get("tty")) for kind in kinds for one in spec.get(kind) or [])

@@ -1,9 +1,9 @@
-"""SPDY/3.1 as Kubernetes speaks it: bytes to frames and frames to bytes, and nothing else.
+"""SPDY/3.1 as Kubernetes speaks it: conversion between bytes and frames. Pure.
 
-No flow control: Kubernetes' peer neither sends nor honours WINDOW_UPDATE, so how fast bytes flow is decided by TCP
-alone.  A decoder holds no more than a frame's head, a control frame's payload and zlib's window; data frames of up to
-16 MiB are handed on in the pieces in which they come.
-Source: the SPDY/3.1 draft, and its only peer that matters, moby/spdystream 0.5.
+There is no flow control: Kubernetes' peer neither sends nor honours WINDOW_UPDATE, so only TCP limits the rate. A
+decoder holds at most a frame's head, a control frame's payload and zlib's window; data frames of up to 16 MiB are
+passed on in the pieces in which they arrive.
+Source: the SPDY/3.1 draft, and its only relevant peer, moby/spdystream 0.5.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PROTOCOL_ERROR, REFUSED, CANCEL = 1, 3, 5
-"""Statuses of RST_STREAM; the first is one of GOAWAY too."""
+"""Statuses of RST_STREAM; the first is also one of GOAWAY."""
 
 MOST_CONTROL_BYTES = 64 << 10
 MOST_HEADER_BYTES = 64 << 10
-"""Of a control frame's payload as it comes, and of its headers when they are inflated. Kubernetes sends some 100."""
+"""The limit of a control frame's payload, and of its inflated headers. Kubernetes sends some 100."""
 MOST_DATA_BYTES = (1 << 24) - 1
 MOST_HEADERS = 100
 
@@ -52,7 +52,7 @@ _TAIL = (
 
 
 def _dictionary() -> bytes:
-    """The draft's preset dictionary: words with their lengths before them, then text without."""
+    """Return the draft's preset dictionary: words prefixed with their lengths, then plain text."""
     before, *with_spaces, after = _WORDS.split("|")
     words = [*before.split(" "), *with_spaces, *after.split(" ")]
     return b"".join(struct.pack(">I", len(word)) + word.encode() for word in words) + _TAIL.encode()
@@ -62,13 +62,13 @@ DICTIONARY = _dictionary()
 
 
 class _Kind:
-    """The types of control frames that matter here."""
+    """Control frame types that matter here."""
 
     SYN_STREAM, SYN_REPLY, RST_STREAM, PING, GOAWAY, HEADERS = 1, 2, 3, 6, 7, 8
 
 
 class ProtocolError(errors.Rejected):
-    """The peer does not speak SPDY/3.1; nothing that follows can be understood."""
+    """The peer violates SPDY/3.1; nothing that follows can be understood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes on a stream, or, with ``is_last``, its end in this direction."""
+    """Bytes on a stream; ``is_last`` ends this direction."""
 
     stream: int
     data: bytes
@@ -91,7 +91,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """RST_STREAM: the stream is gone in both directions."""
+    """RST_STREAM: the peer resets both directions of a stream."""
 
     stream: int
     status: int
@@ -99,7 +99,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """PING, to be answered with the same number if it is the peer's own (odd)."""
+    """PING, to be answered with the same number if the peer sent it (odd)."""
 
     number: int
 
@@ -115,23 +115,23 @@ Frame = Opened | Data | Reset | Ping | GoAway
 
 
 class Decoder:
-    """Makes frames of what a client sends, however it is cut into pieces."""
+    """A decoder of frames from a client's bytes in arbitrary pieces."""
 
     def __init__(self) -> None:
         self._inflater = zlib.decompressobj(zdict=DICTIONARY)
         self._partial = bytearray()
-        """What is there of a frame's head, or of a control frame's payload."""
+        """The incomplete head of a frame, or payload of a control frame."""
         self._wanted = _HEAD_BYTES
         self._control: tuple[int, int] | None = None
-        """Type and flags of the control frame whose payload is being collected."""
+        """Type and flags of the control frame whose payload is incomplete."""
         self._stream, self._is_last, self._left = 0, False, 0
-        """The data frame that is under way, and how much of it is still to come."""
+        """The current data frame, and its bytes still missing."""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames, and parts of data frames, that these bytes complete.
+        """Return the frames, and parts of data frames, that these bytes complete.
 
         Raises:
-            ProtocolError: They make no sense; the decoder is of no use any more.
+            ProtocolError: They are invalid; discard the decoder.
         """
         frames: list[Frame] = []
         view = memoryview(data)
@@ -139,7 +139,7 @@ class Decoder:
             if self._left:
                 part, view = view[: self._left], view[self._left :]
                 self._left -= len(part)
-                # A copy, for a small part would hold all of what came with it in memory.
+                # Copy: a small slice would keep the whole buffer in memory.
                 frames.append(Data(self._stream, bytes(part), self._is_last and not self._left))
                 continue
             missing = self._wanted - len(self._partial)
@@ -178,7 +178,7 @@ class Decoder:
                 case _Kind.SYN_STREAM:
                     (stream,) = struct.unpack_from(">I", payload)
                     return [Opened(stream & ~_CONTROL, self._headers(payload[10:]), bool(flags & _FIN))]
-                case _Kind.SYN_REPLY | _Kind.HEADERS:  # zlib must see them all; else they matter only as an end
+                case _Kind.SYN_REPLY | _Kind.HEADERS:  # zlib must see all headers; otherwise only the end matters
                     (stream,) = struct.unpack_from(">I", payload)
                     self._headers(payload[4:])
                     return [Data(stream & ~_CONTROL, b"", is_last=True)] if flags & _FIN else []
@@ -192,10 +192,10 @@ class Decoder:
                     return [GoAway(stream & ~_CONTROL)]
         except struct.error as error:
             raise ProtocolError(f"Cannot read a control frame of type {kind}: {error}") from error
-        return []  # SETTINGS, WINDOW_UPDATE, and what the draft says to ignore: types not known
+        return []  # SETTINGS, WINDOW_UPDATE, and unknown types, which the draft says to ignore
 
     def _headers(self, block: bytes) -> dict[str, str]:
-        """Inflate and read a header block; of a header with several values the first."""
+        """Inflate and parse a header block; keep the first of several values."""
         try:
             plain = self._inflater.decompress(block, MOST_HEADER_BYTES)
         except zlib.error as error:
@@ -223,35 +223,35 @@ def _text(plain: bytes, at: int) -> tuple[str, int]:
 
 
 class Encoder:
-    """Makes the bytes of what a server sends."""
+    """An encoder of the server's frames."""
 
     def __init__(self) -> None:
-        # All that we ever compress is "no headers": the smallest window that holds the dictionary, 10 KB and not 268.
+        # Only "no headers" is ever compressed: the smallest window that holds the dictionary, 10 KB instead of 268.
         self._deflater = zlib.compressobj(level=9, wbits=11, memLevel=1, zdict=DICTIONARY)
 
     def reply(self, stream: int) -> bytes:
-        """SYN_REPLY without headers: the stream is accepted."""
+        """Return a SYN_REPLY without headers, which accepts the stream."""
         block = self._deflater.compress(bytes(4)) + self._deflater.flush(zlib.Z_SYNC_FLUSH)
         return _control(_Kind.SYN_REPLY, struct.pack(">I", stream) + block)
 
 
 def data_head(stream: int, length: int, *, is_last: bool = False) -> bytes:
-    """What goes before so many bytes of data, at most ``MOST_DATA_BYTES``."""
+    """Return the head of a data frame of at most ``MOST_DATA_BYTES``."""
     return struct.pack(">II", stream, (_FIN << 24 if is_last else 0) | length)
 
 
 def reset(stream: int, status: int) -> bytes:
-    """RST_STREAM."""
+    """Return a RST_STREAM frame."""
     return _control(_Kind.RST_STREAM, struct.pack(">II", stream, status))
 
 
 def ping(number: int) -> bytes:
-    """PING, or the answer to one."""
+    """Return a PING frame, or the answer to one."""
     return _control(_Kind.PING, struct.pack(">I", number))
 
 
 def go_away(last_stream: int, *, status: int = 0) -> bytes:
-    """GOAWAY: no stream after this one was, or will be, served."""
+    """Return a GOAWAY frame: streams after this one are not served."""
     return _control(_Kind.GOAWAY, struct.pack(">II", last_stream, status))
 
 

@@ -1,4 +1,4 @@
-"""How a session ended, as clients are told on the error channel.
+"""The outcome of a session, as sent to clients on the error channel.
 
 Source: client-go's tools/remotecommand (v1 to v5), which reads it.
 """
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Status:
-    """One outcome.
+    """The outcome of a session.
 
     Attributes:
-        text: What went wrong; empty if nothing did.
-        exit_code: Of the program, if it ran; None where there is none.
+        text: The error; empty on success.
+        exit_code: The program's exit code; None if there is none.
     """
 
     text: str = ""
     exit_code: int | None = None
 
     def as_json(self) -> bytes:
-        """For protocols of version 4 and later: a ``v1.Status``."""
+        """Return a ``v1.Status``, for protocols of version 4 and later."""
         return msgspec.json.encode(self._object())
 
     def as_text(self) -> bytes:
-        """For older protocols: nothing means success."""
+        """Return the text for older protocols; empty on success."""
         message: str = self._object().get("message", "")
         return message.encode()
 
@@ -57,12 +57,12 @@ class Status:
 
 
 def of(ended: sessions.Ended, *, doing: str) -> Status:
-    """The status that a session's end means; ``doing`` says what could not be done, if it could not."""
+    """Return the status of an ended session; ``doing`` names the action in an error."""
     if ended.exit_code is not None:
         return Status(exit_code=ended.exit_code)
     return failed(ended.error, doing=doing) if ended.error else Status()
 
 
 def failed(error: str, *, doing: str) -> Status:
-    """The status of a session that could not be had, or broke."""
+    """Return the status of a session that could not be opened, or broke."""
     return Status(f"error {doing}: {error}")

@@ -1,7 +1,7 @@
-"""WebSocket frames (RFC 6455) as a server sees them: bytes to messages and messages to bytes, and nothing else.
+"""WebSocket frames (RFC 6455) on a server: conversion between bytes and messages. Pure.
 
-aiohttp has WebSockets too, but hands on whole messages: the 100 MB that a client writes to a program's standard input
-in one message would be in memory at once.  Here a message comes in the pieces in which its bytes do.
+aiohttp has WebSockets too, but passes on whole messages: 100 MB that a client writes to a program's standard input in
+one message would be in memory at once. Here a message is passed on in the pieces in which it arrives.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 _FIN, _RESERVED, _MASKED = 0x80, 0x70, 0x80
 _TWO_BYTES, _EIGHT_BYTES = 126, 127
-"""Lengths in a frame's second byte that mean: the length follows."""
+"""Length bytes of a frame that announce an extended length."""
 _MASK_BYTES = 4
 _KEY_BYTES = 16
 
 
 class ProtocolError(errors.Rejected):
-    """The peer does not speak RFC 6455, or not with us; nothing that follows can be understood.
+    """The peer violates RFC 6455, or sends what we do not support; nothing that follows can be understood.
 
     Attributes:
-        code: For the close frame.
+        code: The close frame's status code.
     """
 
     def __init__(self, message: str, *, code: int = PROTOCOL_ERROR) -> None:
@@ -55,14 +55,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """To be answered by a pong with the same data."""
+    """A ping, to be answered by a pong with the same data."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The peer sends nothing more, and wants to hear the same."""
+    """A close frame, to be answered by another."""
 
     code: int
 
@@ -71,15 +71,15 @@ Event = Part | Ping | Close
 
 
 def is_asked_for(headers: Mapping[str, str]) -> bool:
-    """Whether a request wants to become a WebSocket."""
+    """Return whether a request asks for a WebSocket."""
     return headers.get("Upgrade", "").lower() == "websocket" and "upgrade" in headers.get("Connection", "").lower()
 
 
 def accept(headers: Mapping[str, str]) -> str:
-    """The value of ``Sec-WebSocket-Accept`` for a request.
+    """Return the value of ``Sec-WebSocket-Accept`` for a request.
 
     Raises:
-        ProtocolError: It is no request for a WebSocket of version 13.
+        ProtocolError: It is not a request for a WebSocket of version 13.
     """
     key = headers.get("Sec-WebSocket-Key", "").strip()
     if headers.get("Sec-WebSocket-Version", "").strip() != "13":
@@ -90,29 +90,29 @@ def accept(headers: Mapping[str, str]) -> str:
         is_right = False
     if not is_right:
         raise ProtocolError("Cannot become a WebSocket: the header Sec-WebSocket-Key must be 16 bytes in base64")
-    # SHA-1 is what the protocol prescribes; nothing depends on its strength.
+    # The protocol prescribes SHA-1; security does not depend on its strength.
     return base64.b64encode(hashlib.sha1((key + _GUID).encode(), usedforsecurity=False).digest()).decode()
 
 
 class Decoder:
-    """Makes messages of what a client sends, however it is cut into pieces."""
+    """A decoder of messages from a client's bytes in arbitrary pieces."""
 
     def __init__(self) -> None:
         self._partial = bytearray()
-        """What is there of a frame's head, or of a control frame's payload."""
+        """The incomplete head of a frame, or payload of a control frame."""
         self._wanted = 2
         self._opcode, self._is_final, self._left = 0, False, 0
-        """The frame that is under way, and how much of its payload is still to come."""
+        """The current frame, and its payload bytes still missing."""
         self._mask = b""
         self._is_in_control = False
         self._is_in_message = self._has_begun = False
-        """Between frames of one message; and whether a piece of it was handed on."""
+        """Whether a message is incomplete, and whether a piece of it was passed on."""
 
     def feed(self, data: bytes) -> list[Event]:
-        """The pieces of messages, and the control frames, that these bytes complete.
+        """Return the pieces of messages, and the control frames, that these bytes complete.
 
         Raises:
-            ProtocolError: They make no sense; the decoder is of no use any more.
+            ProtocolError: They are invalid; discard the decoder.
         """
         events: list[Event] = []
         view = memoryview(data)
@@ -130,7 +130,7 @@ class Decoder:
         return events
 
     def _take(self, events: list[Event]) -> None:
-        """Use what was waited for: the first two bytes, the whole head, or a control frame's payload."""
+        """Process the bytes awaited: the first two, the whole head, or a control frame's payload."""
         if self._is_in_control:
             events += self._control(self._unmasked(self._partial))
             self._is_in_control = False
@@ -162,7 +162,7 @@ class Decoder:
             raise ProtocolError("Cannot read a frame out of its order, or of an unknown kind")
 
     def _begin(self, first: int, length: int, events: list[Event]) -> None:
-        """A frame's head is complete."""
+        """Process a complete frame head."""
         if length >> 63:
             raise ProtocolError("Cannot read a frame of such a length")
         opcode, self._mask = first & 0x0F, bytes(self._partial[-_MASK_BYTES:])
@@ -185,9 +185,9 @@ class Decoder:
         return Part(data, is_first, self._is_final and not self._left)
 
     def _unmasked(self, data: bytearray | memoryview) -> bytes:
-        """The payload's next bytes."""
+        """Return the next payload bytes, unmasked."""
         plain, turn = bytearray(data), len(data) % _MASK_BYTES
-        # aiohttp's own, in C: whatever Python can do here is 30 times slower, and doubles what an upload costs.
+        # This aiohttp function is in C. Pure Python is 30 times slower and doubles the cost of an upload.
         helpers.websocket_mask(self._mask, plain)
         self._mask = self._mask[turn:] + self._mask[:turn]
         return bytes(plain)
@@ -198,11 +198,11 @@ class Decoder:
                 return [Ping(payload)]
             case 0x8:
                 return [Close(int.from_bytes(payload[:2], "big") if len(payload) > 1 else NORMAL)]
-        return []  # a pong that we did not ask for
+        return []  # an unsolicited pong
 
 
 def head(length: int, *, is_text: bool = False) -> bytes:
-    """What goes before a message of so many bytes."""
+    """Return the frame head of a message of so many bytes."""
     first = _FIN | (_TEXT if is_text else _BINARY)
     if length < _TWO_BYTES:
         return bytes((first, length))
@@ -212,10 +212,10 @@ def head(length: int, *, is_text: bool = False) -> bytes:
 
 
 def pong(data: bytes) -> bytes:
-    """The answer to a ping."""
+    """Return the answer to a ping."""
     return bytes((_FIN | _PONG, len(data))) + data
 
 
 def close(code: int = NORMAL) -> bytes:
-    """A close frame."""
+    """Return a close frame."""
     return bytes((_FIN | _CLOSE, 2)) + code.to_bytes(2, "big")

@@ -1,6 +1,6 @@
-"""A connection taken over from aiohttp: bytes both ways, and bounds on what waits in either direction.
+"""A connection taken over from aiohttp: bytes in both directions, with bounded buffers.
 
-How it is taken over, and how it must end, is written down in docs/adr/0002-kubelet-streams.md.
+docs/adr/0002-kubelet-streams.md describes how it is taken over and how it must end.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 MOST_HELD_BYTES = 1 << 20
-"""That came and were not used yet, on the whole connection; beyond it nothing more is read."""
+"""Received bytes not yet used, on the whole connection. Above this, reading pauses."""
 MOST_UNSENT_BYTES = 512 << 10
-"""That wait to be sent before senders must wait."""
+"""Bytes not yet sent. Above this, senders wait."""
 MOST_UNASKED_BYTES = 1 << 20
-"""The same for answers to a client (to its pings, say) that reads none of them: beyond it, it is cut off."""
+"""The same for answers to a client (to pings, say) that reads none of them. Above this, it is disconnected."""
 READ_BYTES = 512 << 10
-"""Handed on at a time."""
+"""The most bytes passed on at a time."""
 PART_BYTES = 96
-"""What a part costs besides its bytes: a client that sends one byte at a time must not get a hundred times its due."""
+"""The overhead of a part: a client that sends single bytes must not get a hundred times its share of memory."""
 IDLE_SECONDS = 4 * 3600.0
-"""As the kubelet's streamingConnectionIdleTimeout."""
+"""The same as the kubelet's streamingConnectionIdleTimeout."""
 FINISH_SECONDS = 15 * 60.0
-"""How long a client may take to read the last bytes and hang up.  If we did so first while it still sends (its pings,
-say), the kernel would throw away what it has not read yet: a slow client would miss the end, without an error."""
+"""How long a client may take to read the last bytes and hang up. If we hung up first while it still sends (pings, say),
+the kernel would discard its unread bytes: a slow client would miss the end without an error."""
 LOOK_SECONDS = 5.0
-"""Pause between looks at whether a client is still there."""
+"""Pause between checks whether a client is still there."""
 
 
 class Carrier(Protocol):
-    """What a protocol needs of the connection below it: a :class:`Wire`, or a tunnel in one."""
+    """A byte transport below a protocol: a :class:`Wire`, or a tunnel in one."""
 
     async def send(self, *parts: bytes) -> None:
-        """Send bytes, waiting until the client has taken most of what came before."""
+        """Send bytes, and wait until the client has read most of those before."""
 
     def send_now(self, data: bytes) -> None:
         """Send a few bytes without waiting."""
 
     def hold(self, count: int) -> None:
-        """Count bytes as taken in and not used yet."""
+        """Count bytes as received and not yet used."""
 
     def release(self, count: int) -> None:
         """Count bytes as used."""
 
     def hang_up(self) -> None:
-        """Send what is to be sent, and close."""
+        """Flush, then close."""
 
 
 class Wire(asyncio.Protocol):
@@ -78,7 +78,7 @@ class Wire(asyncio.Protocol):
         self._look: asyncio.TimerHandle | None = None
 
     def take(self, request: web.Request, head: bytes) -> bool:
-        """Take the request's connection over, beginning with the answer's head; whether it was still there."""
+        """Take over the request's connection and send the response head. Return whether it was still there."""
         transport = request.transport
         if transport is None or transport.is_closing():
             self.connection_lost(None)
@@ -90,25 +90,25 @@ class Wire(asyncio.Protocol):
         self._look = self._loop.call_later(LOOK_SECONDS, self._look_after)
         return True
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Pass on received bytes."""
         self._active_at = self._loop.time()
         if not self._is_closing:
             self._on_bytes(data)
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we send."""
+        """Make senders wait: the client reads too slowly."""
         self._may_send.clear()
 
     def resume_writing(self) -> None:
-        """The client has read most of it."""
+        """Let senders continue: the client has read most of the bytes."""
         self._active_at = self._loop.time()
         self._may_send.set()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The connection is over."""
+        """Mark the connection as over."""
         if exc is not None:
             LOG.debug("A client's connection broke", error=str(exc))
         if self._look is not None:
@@ -118,16 +118,16 @@ class Wire(asyncio.Protocol):
         if not self.lost.done():
             self.lost.set_result(None)
 
-    # What the protocols above call.
+    # Called by the protocols above.
 
     async def send(self, *parts: bytes) -> None:
-        """Send bytes, waiting until the client has taken most of what came before; none if it is gone."""
-        async with self._turn:  # or all who wait would send at once when there is room for one
+        """Send bytes, and wait until the client has read most of those before; send nothing if it is gone."""
+        async with self._turn:  # otherwise all waiting senders would send once there is space for one
             await self._may_send.wait()
             self._write(b"".join(parts) if len(parts) > 1 else parts[0])
 
     def send_now(self, data: bytes) -> None:
-        """Send a few bytes; a client that makes us do so and reads nothing is cut off."""
+        """Send a few bytes without waiting; disconnect a client that causes them and reads nothing."""
         self._write(data)
         unsent = self._transport.get_write_buffer_size() if self._transport else 0
         if unsent > MOST_UNSENT_BYTES + MOST_UNASKED_BYTES and not self._is_closing:
@@ -140,14 +140,14 @@ class Wire(asyncio.Protocol):
             self._transport.write(data)
 
     def hold(self, count: int) -> None:
-        """Count bytes as taken in and not used yet; when they are too many, nothing more is read."""
+        """Count bytes as received and not yet used; pause reading if there are too many."""
         self._held += count
         if self._held > self._most_held and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
 
     def release(self, count: int) -> None:
-        """Count bytes as used; when half of the room is free again, reading goes on."""
+        """Count bytes as used; resume reading when half of the buffer is free."""
         self._held -= count
         if self._is_paused and self._held <= self._most_held // 2 and not self.lost.done():
             self._is_paused = False
@@ -155,28 +155,28 @@ class Wire(asyncio.Protocol):
             self._transport.resume_reading()
 
     def hang_up(self) -> None:
-        """Send what is to be sent, and close; what still comes is thrown away."""
+        """Flush, then close; drop what still arrives."""
         if self._transport is not None and not self._is_closing:
             self._is_closing = True
             if self._is_paused:
-                self._transport.resume_reading()  # or TLS would never see the client's goodbye
+                self._transport.resume_reading()  # else TLS would miss the client's close_notify
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close without flushing."""
         self._is_closing = True
         if self._transport is not None:
             self._transport.abort()
 
     async def wait_for_the_client(self, *, seconds: float) -> None:
-        """Return when the client has hung up, or hang up after so many seconds."""
+        """Wait until the client has hung up, and hang up after so many seconds."""
         await asyncio.wait({self.lost}, timeout=seconds)
         if not self.lost.done():
             LOG.info("Hanging up on a client that does not", after_seconds=seconds)
             self.abort()
 
     def _look_after(self) -> None:
-        """Notice what asyncio does not: silence, and the end of a client while we do not read."""
+        """Detect what asyncio does not: an idle client, and one that hangs up while reading is paused."""
         if self.lost.done() or self._transport is None:
             return
         self._look = self._loop.call_later(LOOK_SECONDS, self._look_after)
@@ -197,7 +197,7 @@ def _has_hung_up(socket: object) -> bool:
 
 
 class Inbox:
-    """What came on one stream and is not used yet.  Its room is the connection's."""
+    """Received bytes of one stream that are not yet used. The connection bounds them."""
 
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
@@ -206,25 +206,25 @@ class Inbox:
         self._news = asyncio.Event()
 
     def put(self, data: bytes) -> None:
-        """Bytes came."""
+        """Append received bytes."""
         if data and not self._is_over:
             self._parts.append(data)
             self._carrier.hold(len(data) + PART_BYTES)
             self._news.set()
 
     def end(self) -> None:
-        """No more will come; what is there can still be read."""
+        """Mark the end of input; what is there can still be read."""
         self._is_over = True
         self._news.set()
 
     def drop(self) -> None:
-        """Throw away what is there and what still comes: nobody reads it."""
+        """Discard what is there and what still arrives."""
         self.end()
         self._carrier.release(sum(len(part) + PART_BYTES for part in self._parts))
         self._parts.clear()
 
     async def read(self) -> bytes:
-        """Some bytes, ``READ_BYTES`` at most unless they came as one part; none at the end."""
+        """Return bytes, at most ``READ_BYTES`` unless they arrived as one part; empty at the end."""
         while not self._parts:
             if self._is_over:
                 return b""
