@@ -1,4 +1,4 @@
-"""Run the control plane alone, for developers: ``python -m hpk.controlplane --state DIR``."""
+"""Run the control plane alone, for development: ``python -m hpk.controlplane --state DIR``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpk.controlplane import plane
 
 
 def main() -> int:
-    """Parse, run until a signal comes, exit code."""
+    """Run the control plane until a signal arrives, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hpk.controlplane", description=__doc__)
     parser.add_argument("--state", required=True, help="the state directory; it is made")
     parser.add_argument("--address", default="127.0.0.1", help="of this host (default: loopback)")

@@ -1,7 +1,7 @@
-"""This host's address that the other nodes of the cluster can reach.
+"""The address of this host that the cluster's other nodes can reach.
 
-A node of a cluster often has several: Ethernet, InfiniBand, a public one, Flannel's bridge.  What its own
-name means is what the other nodes use, and Slurm too, so that comes before the default route's.
+A node often has several addresses: Ethernet, InfiniBand, a public one, Flannel's bridge. The other nodes and Slurm use
+the address that its host name resolves to, so that is preferred to the default route's.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ELSEWHERE = ("192.0.2.1", 9)
-"""A documentation address: connecting a UDP socket asks the routing table and sends nothing."""
+"""A documentation address: connecting a UDP socket looks up the route and sends nothing."""
 
 
 def find(*, wanted: str = "") -> str:
-    """The address to give to others.
+    """Return the address for others.
 
-    The setting ``address`` (HPK_ADDRESS) must be one of this host if it is not empty.
+    If `wanted` (the setting ``address``, HPK_ADDRESS) is not empty, it must be an address of this host.
 
     Raises:
-        errors.Fatal: None found, or the wanted one is not ours.
+        errors.Fatal: No address was found, or the wanted one is not ours.
     """
     ours = _of_interfaces()
     if wanted:
@@ -40,10 +40,10 @@ def find(*, wanted: str = "") -> str:
 
 
 def choose(*, by_name: Iterable[str], by_route: str | None, ours: Iterable[str]) -> str:
-    """The best of what was found: what our name means, else the default route's, else any that is ours.
+    """Return the best candidate: what our name resolves to, else the default route's, else any of ours.
 
     Raises:
-        errors.Fatal: None is good for others.
+        errors.Fatal: No candidate can be reached by others.
     """
     ours = list(ours)
     for address in (*by_name, *([by_route] if by_route else []), *ours):
@@ -56,7 +56,7 @@ def choose(*, by_name: Iterable[str], by_route: str | None, ours: Iterable[str])
 
 
 def host_names() -> tuple[str, ...]:
-    """What this host calls itself, in full and in short."""
+    """Return this host's names, full and short."""
     name = socket.gethostname()
     return tuple(dict.fromkeys((name, name.split(".")[0])))
 

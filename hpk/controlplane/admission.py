@@ -1,7 +1,7 @@
-"""The kubelet's admission webhook, as the API server knows it: where it is, what goes there, and as whom.
+"""The API server's configuration of the kubelet's admission webhook: URL, rules and client certificate.
 
-The kubelet refuses what it cannot honour in any case; the webhook has it say so to whoever creates the pod.  So
-it may fail: a kubelet that is away holds nobody up.
+The kubelet rejects pods that it cannot honour in any case; the webhook only tells their creator at once. It may
+therefore fail: if the kubelet is away, objects are admitted.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
 NAME = "hpk.io"
 OBJECT = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{NAME}"
 SECONDS = 10
-"""How long the API server waits for the kubelet: Kubernetes' default. An answer takes milliseconds when all is calm."""
+"""The API server's timeout for the webhook: Kubernetes' default. An answer normally takes milliseconds."""
 TEMPLATES = {
     "apps": ["deployments", "replicasets", "statefulsets", "daemonsets"],
     "batch": ["jobs", "cronjobs"],
 }
-"""What makes pods: never refused, for a controller says what becomes of its pods; who applies it is warned."""
+"""Workload resources, which are never rejected: the controller reports what becomes of its pods. Their creator gets
+warnings."""
 CHANGED = (
     "oldObject == null || object.spec != oldObject.spec || "
     "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({})"
 )
-"""What is worth a question, in CEL: labels, finalizers and owners change often, and are nothing to us."""
+"""A CEL match condition that skips frequent changes of labels, finalizers and owners, which do not matter here."""
 
 
 def write(layout: Layout) -> None:
-    """Write what the API server reads at its start: the webhook's client certificate, for this address only."""
+    """Write the admission configuration, with a client certificate for this address only."""
     config = {
         "apiVersion": "apiserver.config.k8s.io/v1",
         "kind": "AdmissionConfiguration",
@@ -63,7 +64,7 @@ def write(layout: Layout) -> None:
 
 
 def webhook(layout: Layout, *, ca_pem: bytes) -> dict[str, Any]:
-    """The ValidatingWebhookConfiguration of this start."""
+    """Return the ValidatingWebhookConfiguration for this start."""
     rules = [_rule("", ["pods"], ["CREATE", "UPDATE"])]
     rules.append(_rule("", ["pods/ephemeralcontainers", "pods/resize"], ["UPDATE"]))
     rules += [_rule(group, kinds, ["CREATE", "UPDATE"]) for group, kinds in TEMPLATES.items()]

@@ -1,4 +1,4 @@
-"""kube-apiserver: every door TLS, no anonymous access, Node and RBAC authorizers, small."""
+"""kube-apiserver: TLS everywhere, no anonymous access, Node and RBAC authorizers, little memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PROBE = "probe"
 KUBELET_CLIENT_USER = "hpk:apiserver-kubelet-client"
 PROBE_USER = "hpk:probe"
 
-# Of the default admission plugins, these have no work here: storage classes and CSI come from nobody,
-# and there is no cloud.  NodeRestriction keeps the kubelet to its own node and pods.
+# The other default admission plugins have no work here: there are no storage classes, no CSI and no cloud.
+# NodeRestriction limits the kubelet to its own node and pods.
 ADMISSION = ("NodeRestriction",)
 
 
 def component_of(layout: Layout) -> component.Component:
-    """The API server as a child."""
+    """Return the API server as a component."""
     flags = _doors(layout) | _storage(layout) | _identities(layout) | _cluster(layout)
     return component.Component(
         name=NAME,
@@ -53,7 +53,7 @@ def _doors(layout: Layout) -> dict[str, object]:
         "tls-cert-file": layout.certificate(SERVER),
         "tls-private-key-file": layout.key(SERVER),
         "tls-min-version": "VersionTLS12",
-        # The endpoints of the service "kubernetes" may not be loopback, so a local trial has none.
+        # The endpoints of the service "kubernetes" must not be loopback, so a local trial has none.
         "endpoint-reconciler-type": "none" if layout.is_local else "lease",
         "profiling": "false",
     }
@@ -65,7 +65,7 @@ def _storage(layout: Layout) -> dict[str, object]:
         "etcd-cafile": layout.authority_certificate("etcd"),
         "etcd-certfile": layout.certificate(etcd.CLIENT),
         "etcd-keyfile": layout.key(etcd.CLIENT),
-        # Numbers for dashboards that nobody here has.
+        # Metrics for dashboards that do not exist here.
         "etcd-count-metric-poll-period": "0",
         "etcd-db-metric-poll-interval": "0",
     }
@@ -76,7 +76,7 @@ def _identities(layout: Layout) -> dict[str, object]:
         "anonymous-auth": "false",
         "authorization-mode": "Node,RBAC",
         "enable-admission-plugins": ",".join(ADMISSION),
-        # The certificate with which webhooks are asked.
+        # Contains the client certificate for webhooks.
         "admission-control-config-file": layout.admission,
         "client-ca-file": layout.authority_certificate("kubernetes"),
         "service-account-issuer": layout.service_account_issuer,
@@ -101,6 +101,6 @@ def _cluster(layout: Layout) -> dict[str, object]:
     return {
         "service-cluster-ip-range": layout.service_cidr,
         "allow-privileged": "true",
-        # No ClusterIP routes on this host, so aggregated APIs are reached at their pods.
+        # This host has no ClusterIP routes, so aggregated APIs are reached at their pods.
         "enable-aggregator-routing": "true",
     }

@@ -1,4 +1,4 @@
-"""The objects that a new cluster lacks: what our own identities may do.  Idempotent (server-side apply)."""
+"""The objects of a new cluster: RBAC rules for our own identities. Idempotent (server-side apply)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PAUSE_SECONDS = 0.1
 
 
 def objects() -> list[tuple[str, dict[str, Any]]]:
-    """(API path, object) of everything to apply."""
+    """Return the API path and content of each object to apply."""
     return [
         _binding("hpk:admins", role="cluster-admin", kind="Group", name=identities.ADMINS),
-        # exec, logs and port-forward: the API server as a client of the kubelet.
+        # exec, logs and port-forward: the API server is a client of the kubelet.
         _binding(
             "hpk:apiserver-kubelet-client",
             role="system:kubelet-api-admin",
@@ -42,20 +42,17 @@ def objects() -> list[tuple[str, dict[str, Any]]]:
 
 
 async def apply(kube: client.Kube) -> None:
-    """Make the objects what they should be.
+    """Apply the objects.
 
     Raises:
-        errors.HpkError: The API server refused one or does not answer.
+        errors.HpkError: The API server rejected one or does not answer.
     """
     for path, body in objects():
         await kube.apply(path, body, manager=MANAGER)
 
 
 async def wait_for_service_account(kube: client.Kube) -> None:
-    """Wait until the namespace ``default`` can take pods: the controller manager has made its service account.
-
-    Waits for as long as it takes; the caller sets the limit.
-    """
+    """Wait until the namespace ``default`` has its service account and can take pods; there is no timeout."""
     while True:
         try:
             await kube.get("/api/v1/namespaces/default/serviceaccounts/default")

@@ -1,4 +1,4 @@
-"""What the supervisor must know about a component; pure, so that tests compare it as a value."""
+"""Descriptions of components for the supervisor: plain values, which tests can compare."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Probe(Protocol):
-    """One question whether a component is ready."""
+    """A readiness probe of a component."""
 
     async def __call__(self) -> str | None:
-        """None if it is ready, else why not, in a few words."""
+        """Return None if the component is ready, else a short reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ class Component:
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    """Components that must be ready before this one starts, and that stop only after it."""
+    """Components that must be ready before this one starts, and that stop after it."""
     probe: Probe | None = None
-    """Without one it is ready as soon as it runs."""
+    """Without a probe, the component is ready once it runs."""
     ready_seconds: float = 120.0
-    """Not ready after this long is a failure; a cold binary on a slow shared file system takes its time."""
+    """The startup timeout; loading a binary from a slow shared file system takes time."""
     stop_seconds: float = 10.0
     """From SIGTERM to SIGKILL."""

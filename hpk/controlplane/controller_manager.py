@@ -1,4 +1,4 @@
-"""kube-controller-manager: all controllers that a user expects, each with its own service account."""
+"""kube-controller-manager: all the usual controllers, each with its own service account."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ USER = "system:kube-controller-manager"
 
 MEMORY_MIB = 192
 
-# Off: no machine of ours attaches disks or is given a range of pod addresses, and no device is tainted.  Nor may
-# a node that is not ready evict pods: their jobs run on while the kubelet or slurmctld is away, and are adopted.
+# Off: no machine here attaches disks or gets a range of pod addresses, and no device is tainted. A NotReady node must
+# not evict pods either: their jobs keep running while the kubelet or slurmctld is away, and are adopted later.
 OFF = (
     "taint-eviction-controller",
     "persistentvolume-attach-detach-controller",
@@ -26,12 +26,12 @@ OFF = (
 
 
 def component_of(layout: Layout) -> component.Component:
-    """The controller manager as a child; it waits for the API server by itself and starts beside it."""
+    """Return the controller manager as a component; it starts beside the API server and waits for it."""
     flags = {
         "kubeconfig": layout.kubeconfig("controller-manager"),
-        # Nobody asks it anything: no port, no certificate, no health check but its work.
+        # Nobody connects to it: it needs no port, certificate or health check.
         "secure-port": "0",
-        # With one instance an election only delays the start, by eight seconds.
+        # A single instance needs no election, which would delay the start by eight seconds.
         "leader-elect": "false",
         "controllers": ",".join(("*", *(f"-{name}" for name in OFF))),
         "use-service-account-credentials": "true",
@@ -48,7 +48,7 @@ def component_of(layout: Layout) -> component.Component:
     return component.Component(
         name=NAME,
         argv=(layout.binary(NAME), *(f"--{name}={value}" for name, value in flags.items())),
-        # One thread of Go code: more only wake each other up, a third of its work at rest.
+        # One thread of Go code: more only wake each other, a third of its CPU use at rest.
         env=layouts.environment(memory_mib=MEMORY_MIB, processors=1),
         log=layout.log(NAME),
         needs=(apiserver.NAME,),

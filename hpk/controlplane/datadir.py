@@ -1,19 +1,19 @@
-"""A copy of etcd's data directory on the shared file system: what is in it, and how it is made whole after a crash.
+"""A copy of etcd's data directory on the shared file system: its contents, and its recovery after a crash.
 
 ::
 
     member/wal/*.wal        the log, copied frame by frame as etcd writes it
-    member/snap/db          the database as it was at some time; all that came later is in the log
-    member/snap/next-<n>    a newer one, on its way to take its place: whole, or the pages that differ
-    member/snap/rebase.json which, and what must be true of the log before it may (see below)
+    member/snap/db          the database at some time; all later changes are in the log
+    member/snap/next-<n>    a newer database on its way: whole, or only the pages that differ
+    member/snap/rebase.json the newer database's name, and what the log must contain first (see below)
 
-The log has records of snapshots now and then: "the database has all up to here".  etcd does not start from a database
-that is older than the last of them, nor rightly from one that is newer than the log's end.  So a copy stops before
-such a record (``held``), brings a new database beside the old one, says to which place the log must reach for it
-(``needed``), copies the log that far, and only then lets the new database take the old one's place.  A crash between
-any two of these steps leaves one of two things that fit: the old database and the log up to ``held``, or the new one
-and the log up to ``needed`` at least.  Pages are written into the old database itself, once the log has reached
-``needed``; until all of them are there the patch stays, and is applied again.
+The log contains snapshot records: "the database has everything up to here". etcd does not start from a database older
+than the last of them, and not correctly from one newer than the log's end. So the copy stops before such a record
+(``held``), puts a new database beside the old one, records how far the log must reach for it (``needed``), copies the
+log that far, and only then replaces the old database. A crash between any two steps leaves a consistent pair: the old
+database with the log up to ``held``, or the new one with the log up to at least ``needed``. A patch is written into the
+old database itself, once the log has reached ``needed``; the patch file stays until all pages are written, and is
+applied again after a crash.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ if TYPE_CHECKING:
 
 _WORD_BYTES = 8
 Position = tuple[str, int]
-"""A place in the log: the file's name and an offset.  Names are numbers of fixed width, so positions compare."""
+"""A place in the log: file name and offset. Names are numbers of fixed width, so positions sort."""
 
 
 @dataclass(frozen=True)
 class Rebase:
-    """A database on its way into the copy.
+    """A newer database on its way into the copy.
 
     Attributes:
-        name: Of its file.
-        held: Where the log ends that the old database goes with.
-        needed: Where the log must reach before this one may take its place.
+        held: The log's end that matches the old database.
+        needed: How far the log must reach before this database replaces the old one.
         is_patch: Whether the file holds only the pages that differ (:mod:`hpk.controlplane.pages`).
     """
 
@@ -55,7 +54,7 @@ class Rebase:
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """Paths in a data directory of etcd's, or in a copy of one."""
+    """Paths in etcd's data directory, or in a copy of one."""
 
     root: Path
 
@@ -71,37 +70,37 @@ class DataDirectory:
 
     @property
     def rebase(self) -> Path:
-        """Names the database that shall take its place, and says what must be true before it does."""
+        """The file that names the newer database and what it needs."""
         return self.database.with_name("rebase.json")
 
     def next_databases(self) -> list[Path]:
-        """Databases on their way, and what is left of such."""
+        """Return newer databases, and remains of failed attempts."""
         return list(self.database.parent.glob("next-*"))
 
     def log_names(self) -> list[str]:
-        """The log's files, the oldest first; empty if there is no log yet."""
+        """Return the log's files, the oldest first; empty if there is no log yet."""
         with contextlib.suppress(FileNotFoundError):
             return sorted(name for name in os.listdir(self.log) if name.endswith(".wal"))  # noqa: PTH208 - names
         return []
 
     def make(self) -> None:
-        """Make its directories, 0700."""
+        """Create the directories, 0700."""
         jobdir.make_directory(str(self.log))
         jobdir.make_directory(str(self.database.parent))
 
 
 def choose(rebase: Rebase | None, *, end: Position) -> Position | None:
-    """Of a copy whose log reaches to ``end``: where to cut the log, or None to let the new database in; pure."""
+    """Return where to cut a copy's log that reaches ``end``, or None to install the new database. Pure."""
     if rebase is None:
         return end
     return None if end >= rebase.needed else min(end, rebase.held)
 
 
 def settle(copy: DataDirectory) -> Mapping[str, int]:
-    """Make a copy whole after whatever happened to it; the sound length of each file of its log.  Idempotent.
+    """Recover a copy after a crash, and return the valid length of each log file. Idempotent.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The file system failed.
     """
     ends = {name: wal.sound_end(_read(copy.log / name)) for name in copy.log_names()}
     last = max(ends.items(), default=("", 0))
@@ -109,7 +108,7 @@ def settle(copy: DataDirectory) -> Mapping[str, int]:
     cut = choose(rebase, end=last)
     if cut is None:
         assert rebase is not None
-        with contextlib.suppress(FileNotFoundError):  # it has taken its place already
+        with contextlib.suppress(FileNotFoundError):  # it was installed before
             put_in_place(copy, rebase)
     else:
         for name in [name for name in ends if name > cut[0]]:
@@ -126,10 +125,10 @@ def settle(copy: DataDirectory) -> Mapping[str, int]:
 
 
 def put_in_place(copy: DataDirectory, rebase: Rebase) -> None:
-    """Let a next database take the old one's place.
+    """Replace the old database by the next one.
 
     Raises:
-        OSError: The file system refused; do it again before the copy is used or changed.
+        OSError: The file system failed; repeat before the copy is used or changed.
     """
     path = copy.database.with_name(rebase.name)
     if rebase.is_patch:
@@ -139,7 +138,7 @@ def put_in_place(copy: DataDirectory, rebase: Rebase) -> None:
 
 
 def fetch(source: DataDirectory, target: DataDirectory, *, ends: Mapping[str, int]) -> None:
-    """Copy a settled data directory to an empty one, without what lies behind the log's end."""
+    """Copy a recovered data directory to an empty one, without bytes beyond the log's end."""
     target.make()
     if source.database.exists():
         shutil.copyfile(source.database, target.database)
@@ -148,17 +147,17 @@ def fetch(source: DataDirectory, target: DataDirectory, *, ends: Mapping[str, in
         with (source.log / name).open("rb") as file:
             jobdir.write_bytes(
                 str(target.log / name), file.read(end), is_durable=False
-            )  # a disk that goes with the node
+            )  # a disk whose data end with the node
 
 
 def write_rebase(copy: DataDirectory, rebase: Rebase) -> None:
-    """Say that a next database is whole, and what it needs."""
-    # Durable: should the power fail, the log that follows must not be there without it.
+    """Record that a next database is complete, and what it needs."""
+    # Durable: after a power failure, the log that follows must not exist without this record.
     jobdir.write_json(str(copy.rebase), asdict(rebase))
 
 
 def write_synced(path: Path, content: bytes, *, offset: int = 0) -> None:
-    """Write into a file and return when it is on the disk of whoever keeps it."""
+    """Write into a file and sync it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         view = memoryview(content)
@@ -180,7 +179,7 @@ def _read_rebase(copy: DataDirectory) -> Rebase | None:
 
 
 def _cut_garbage(path: Path, end: int) -> None:
-    """Cut what lies behind the end, unless it is the zeros that etcd itself puts there."""
+    """Truncate the file at `end`, unless etcd's own padding of zeros follows."""
     with path.open("r+b") as file:
         file.seek(end)
         if any(file.read(_WORD_BYTES)):

@@ -1,12 +1,12 @@
-"""How the control plane ended: an exit code for hpk.sbatch, which decides whether to start it again, and words.
+"""How the control plane ended: an exit code, by which hpk.sbatch decides about a restart, and a message.
 
-| code | what it means | started again |
+| code | meaning | restarted |
 |-|-|-|
-| 0 | it was asked to end | no |
-| 70 (EX_SOFTWARE) | an error that nobody foresaw | yes, with growing pauses |
-| 75 (EX_TEMPFAIL) | what it needs is away: room on the home, a component | yes, with growing pauses |
-| 78 (EX_CONFIG) | what another start would not mend: a setting, a directory that is in use | no |
-| above 128 | it was killed by a signal | yes, with growing pauses |
+| 0 | an orderly stop | no |
+| 70 (EX_SOFTWARE) | an unexpected error | yes, with back-off |
+| 75 (EX_TEMPFAIL) | something is unavailable: space on the home, a component | yes, with back-off |
+| 78 (EX_CONFIG) | a restart would not help: a setting, a directory in use | no |
+| above 128 | killed by a signal | yes, with back-off |
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 ASKED, BROKEN, PASSING, LASTING = 0, 70, 75, 78
 FILE = "ended.json"
-"""Written at the end, removed at the next start; hpk.sbatch writes it for one that could not."""
+"""Written at the end, removed at the next start; hpk.sbatch writes it if the control plane could not."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """An exit code and the reason, fit for the user."""
+    """An exit code and a reason for the user."""
 
     code: int
     reason: str
 
 
 def of(error: BaseException) -> Ending:
-    """Return what an error that nobody caught comes to."""
+    """Return the ending for an uncaught error."""
     leaves = [leaf for leaf in _leaves(error) if not isinstance(leaf, KeyboardInterrupt | SystemExit)]
     if not leaves:
         return Ending(ASKED, "it was interrupted")
@@ -50,14 +50,14 @@ def of(error: BaseException) -> Ending:
 
 
 def record(directory: Path, end: Ending, *, job_id: str, at: float) -> None:
-    """Write the ending down for ``hpk status``; a home without room keeps it out, and that is no error."""
+    """Record the ending for ``hpk status``. A full home is ignored."""
     with contextlib.suppress(OSError):
         found = {"job_id": job_id, "code": end.code, "reason": end.reason, "at": int(at)}
         jobdir.write_json(str(directory / FILE), found, is_durable=False)
 
 
 def told(directory: Path) -> str:
-    """Return how the last control plane of this directory ended, in a line; empty if it said nothing."""
+    """Return one line about how this directory's last control plane ended; empty if that is unknown."""
     try:
         found: Any = jobdir.read_json(str(directory / FILE))
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(found["at"])))

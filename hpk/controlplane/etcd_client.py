@@ -1,6 +1,6 @@
-"""The calls of etcd's API that its keeper makes: gRPC on loopback, with a client certificate.
+"""A client for the calls of etcd's API that maintenance needs: gRPC on loopback, with a client certificate.
 
-gRPC is imported late: it takes 0.1 s, and etcd must be started before.
+gRPC is imported late, since the import takes 0.1 s and etcd must start before.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from hpk.controlplane.layout import Layout
 
 CALL_SECONDS = 60.0
-"""Defragmenting reads and writes the whole database."""
+"""Long enough for defragmentation, which reads and writes the whole database."""
 MAINTENANCE = "/etcdserverpb.Maintenance/"
 
 
 class Client:
-    """One connection to etcd."""
+    """A connection to etcd."""
 
     def __init__(self, channel: Any) -> None:
         from hpk.controlplane import etcd_api_pb2  # noqa: PLC0415 - see above
@@ -33,10 +33,10 @@ class Client:
         self._api = etcd_api_pb2
 
     async def status(self) -> api.StatusResponse:
-        """Return how large the database is, and the current revision.
+        """Return the database's size and the current revision.
 
         Raises:
-            errors.Retryable: etcd does not answer; so all of these.
+            errors.Retryable: etcd does not answer (also raised by the methods below).
         """
         found: api.StatusResponse = await self._call(
             f"{MAINTENANCE}Status", self._api.Empty(), self._api.StatusResponse
@@ -44,17 +44,17 @@ class Client:
         return found
 
     async def has_no_space(self) -> bool:
-        """Return whether etcd refuses all writes because its database is larger than its quota."""
+        """Return whether etcd refuses writes because its database has reached the quota."""
         return bool(await self._alarms())
 
     async def disarm(self) -> None:
-        """Have etcd take writes again."""
+        """Disarm the alarm, so that etcd accepts writes again."""
         for member in await self._alarms():
-            # An alarm is its member's: without the id none is deactivated.
+            # An alarm belongs to a member: without its ID none is disarmed.
             await self._alarm(action=self._api.AlarmRequest.DEACTIVATE, memberID=member)
 
     async def _alarms(self) -> list[int]:
-        """The members that have raised the alarm."""
+        """Return the members that have raised the alarm."""
         found = await self._alarm(action=self._api.AlarmRequest.GET)
         return [member.memberID for member in found.alarms if member.alarm == self._api.NOSPACE]
 
@@ -63,17 +63,17 @@ class Client:
         return await self._call(f"{MAINTENANCE}Alarm", request, self._api.AlarmResponse)
 
     async def defragment(self) -> None:
-        """Have the database's file shrink to what it holds; etcd answers nobody meanwhile."""
+        """Shrink the database's file to its contents; etcd answers nobody meanwhile."""
         await self._call(f"{MAINTENANCE}Defragment", self._api.Empty(), self._api.Empty)
 
     async def compact(self, revision: int) -> None:
-        """Drop what objects were before this revision; fine if that has been done."""
+        """Drop the object history before this revision; do nothing if that was done."""
         request = self._api.CompactionRequest(revision=revision, physical=True)
         with contextlib.suppress(errors.Conflict):
             await self._call("/etcdserverpb.KV/Compact", request, self._api.Empty)
 
     async def snapshot(self) -> AsyncIterator[bytes]:
-        """Yield a consistent copy of the database, and a checksum."""
+        """Yield a consistent copy of the database, followed by its checksum."""
         call = self._channel.unary_stream(f"{MAINTENANCE}Snapshot", **_coding(self._api.SnapshotResponse))
         with _translated():
             async for part in call(self._api.Empty(), timeout=CALL_SECONDS):
@@ -87,7 +87,7 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def connected(layout: Layout) -> AsyncIterator[Client]:
-    """Connect as the control plane itself."""
+    """Connect with the control plane's certificate."""
     import grpc  # noqa: PLC0415 - see above
     import grpc.aio  # noqa: PLC0415
 
@@ -112,7 +112,7 @@ def _coding(answer: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Errors of gRPC as ours."""
+    """Map gRPC's errors to ours."""
     import grpc  # noqa: PLC0415 - see above
     import grpc.aio  # noqa: PLC0415
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ADMINS = "hpk:admins"
 BINDER = "hpk:binder"
 CONTEXT = "hpk"
-"""The name of cluster, user and context in every kubeconfig."""
+"""The name of cluster, user and context in each kubeconfig."""
 _AN_HOUR = 1 / 24
 
 
@@ -38,14 +38,14 @@ class Identity:
     """A client of the API server."""
 
     name: str
-    """Of its kubeconfig file."""
+    """The name of its kubeconfig file."""
     user: str
     groups: tuple[str, ...] = ()
     days: float = pki.CERTIFICATE_DAYS
 
 
 def identities(node_name: str) -> tuple[Identity, ...]:
-    """All who get a kubeconfig."""
+    """Return all identities that get a kubeconfig."""
     return (
         Identity(name="admin", user="hpk:admin", groups=(ADMINS,)),
         Identity(name="kubelet", user=f"system:node:{node_name}", groups=("system:nodes",)),
@@ -56,7 +56,7 @@ def identities(node_name: str) -> tuple[Identity, ...]:
 
 
 def kubeconfig(*, server: str, ca_pem: bytes, certificate: pki.Certificate) -> bytes:
-    """A kubeconfig for one user of one cluster, with everything embedded."""
+    """Return a kubeconfig for one user of one cluster, with everything embedded."""
     user = {"client-certificate-data": certificate.certificate_pem, "client-key-data": certificate.key_pem}
     document = {
         "apiVersion": "v1",
@@ -70,7 +70,7 @@ def kubeconfig(*, server: str, ca_pem: bytes, certificate: pki.Certificate) -> b
 
 
 def open_authorities(layout: Layout) -> dict[str, pki.Authority]:
-    """The four authorities, made at the very first start.
+    """Open the four certificate authorities; the first start creates them.
 
     Raises:
         errors.Fatal: One is damaged or about to expire.
@@ -80,7 +80,7 @@ def open_authorities(layout: Layout) -> dict[str, pki.Authority]:
 
 
 def issue(layout: Layout, authorities: Mapping[str, pki.Authority]) -> None:
-    """Write all certificates and kubeconfigs of this start; replaces those of the last one."""
+    """Write all certificates and kubeconfigs for this start, replacing the last one's."""
     issued = _servers(layout, authorities) | _clients(authorities)
     for name, certificate in issued.items():
         certificate.write(layout.issued, name)
@@ -93,7 +93,7 @@ def issue(layout: Layout, authorities: Mapping[str, pki.Authority]) -> None:
 
 
 def kubelet_server(layout: Layout, cluster: pki.Authority) -> pki.Certificate:
-    """The certificate of the kubelet's HTTPS endpoint, which the API server checks."""
+    """Issue the certificate of the kubelet's HTTPS endpoint, which the API server verifies."""
     return cluster.issue(
         f"system:node:{layout.node_name}",
         organizations=("system:nodes",),
@@ -112,7 +112,7 @@ def _servers(layout: Layout, authorities: Mapping[str, pki.Authority]) -> dict[s
             addresses=(layout.address, layouts.LOOPBACK, layout.first_service_address),
             is_server=True,
         ),
-        # A client as well: etcd's own peer listener insists on a certificate that is good for both.
+        # Also a client certificate: etcd's peer listener requires one that is valid for both.
         etcd.SERVER: authorities["etcd"].issue(
             "etcd", dns_names=("localhost",), addresses=(layouts.LOOPBACK,), is_server=True, is_client=True
         ),

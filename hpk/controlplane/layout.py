@@ -1,4 +1,4 @@
-"""All that the control plane's components are a function of: settings, paths, ports, this host's address."""
+"""The input of all components: settings, paths, ports, this host's address."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 AUTHORITIES = ("kubernetes", "etcd", "front-proxy", "link")
-"""Separate, so that what one signs is worth nothing to the others: the API server's clients, etcd's, the
-aggregation layer's, and the agents of pods."""
+"""Separate authorities: the API server's clients, etcd's, the aggregation layer's, and pods' agents do not trust each
+other's certificates."""
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:  # long: one name for each file
-    """Where everything is; pure, nothing is created by looking.
+    """All paths, ports and addresses; pure, nothing is created.
 
     Under ``<state>/state``, all of it 0700 and 0600::
 
-        terms/, lock          who holds the directory (hpk.controlplane.lock)
+        terms/, lock          the holder of the directory (hpk.controlplane.lock)
         owner.json            the same for others to read (hpk.controlplane.ownership)
-        ports.json            the ports of last time
+        ports.json            the last start's ports
         etcd/                 the data, or their copy (hpk.controlplane.placement)
         pki/<authority>/      ca.crt, ca.key: persistent
         pki/service-account/  key, pub: persistent
-        issued/               certificates and keys, made anew at each start
-        kubeconfigs/          one for each identity, made anew at each start
-        admission.yaml        what the API server is told about webhooks
+        issued/               certificates and keys of this start
+        kubeconfigs/          one for each identity, of this start
+        admission.yaml        the API server's webhook configuration
         logs/                 one for each component
     """
 
@@ -45,23 +45,23 @@ class Layout:  # long: one name for each file
     address: str
     """An IPv4 address that the other nodes can reach."""
     host_names: tuple[str, ...]
-    """What this host is called."""
+    """This host's names."""
     node_name: str
     service_cidr: str
     cluster_domain: str
     memory_mib: int
-    """The soft limit of the API server."""
+    """The API server's soft memory limit."""
     processors: int
     """How many processors the API server may use at once."""
     etcd_port: int
     api_port: int
     kubelet_port: int
     binaries: Mapping[str, str] = field(default_factory=dict)
-    """Paths by name; a name that is missing stands for itself."""
+    """Paths by name; a missing name stands for itself."""
     etcd_node_data: Path | None = None
-    """Where etcd's data are on this node, if they are not in the state directory."""
+    """etcd's data directory on this node, if not in the state directory."""
     etcd_quota_bytes: int = 2 << 30
-    """How large etcd's database may become."""
+    """The limit of etcd's database."""
 
     @classmethod
     def of(
@@ -77,7 +77,7 @@ class Layout:  # long: one name for each file
         etcd_node_data: Path | None = None,
         etcd_quota_bytes: int = 2 << 30,
     ) -> Layout:
-        """The layout that these settings mean on this host."""
+        """Return the layout for these settings on this host."""
         return cls(
             root=Path(settings.directory.control_plane),
             address=address,
@@ -97,17 +97,17 @@ class Layout:  # long: one name for each file
 
     @property
     def etcd_url(self) -> str:
-        """Where etcd serves its clients: this host only."""
+        """The URL of etcd for its clients, on loopback only."""
         return f"https://{LOOPBACK}:{self.etcd_port}"
 
     @property
     def url(self) -> str:
-        """The API server for everybody who can reach this host."""
+        """The API server's URL for all who can reach this host."""
         return f"https://{self.address}:{self.api_port}"
 
     @property
     def local_url(self) -> str:
-        """The API server for the other processes of this host."""
+        """The API server's URL for processes of this host."""
         return f"https://{LOOPBACK}:{self.api_port}"
 
     @property
@@ -117,73 +117,73 @@ class Layout:  # long: one name for each file
 
     @property
     def service_account_issuer(self) -> str:
-        """Who issues service accounts' tokens; the same on every host, so that tokens outlive a move."""
+        """The issuer of service account tokens; the same on every host, so that tokens survive a move."""
         return f"https://kubernetes.default.svc.{self.cluster_domain}"
 
     @property
     def is_local(self) -> bool:
-        """Whether nobody but this host can reach the API server (for developers)."""
+        """Whether only this host can reach the API server (for development)."""
         return ipaddress.ip_address(self.address).is_loopback
 
     @property
     def etcd_data(self) -> Path:
-        """The data of etcd."""
+        """The directory of etcd's data."""
         return self.etcd_node_data or self.etcd_copy
 
     @property
     def etcd_copy(self) -> Path:
-        """The data of etcd in the state directory: those themselves, or their copy."""
+        """The directory of etcd's data, or of their copy, in the state directory."""
         return self.root / "etcd"
 
     @property
     def issued(self) -> Path:
-        """The directory of what is made anew at each start."""
+        """The directory of this start's certificates and keys."""
         return self.root / "issued"
 
     @property
     def admission(self) -> Path:
-        """What the API server is told about webhooks."""
+        """The API server's webhook configuration."""
         return self.root / "admission.yaml"
 
     def authority(self, name: str) -> Path:
-        """The directory of an authority."""
+        """Return the directory of an authority."""
         return self.root / "pki" / name
 
     def authority_certificate(self, name: str) -> Path:
-        """The certificate of an authority."""
+        """Return the certificate of an authority."""
         return self.authority(name) / "ca.crt"
 
     def authority_key(self, name: str) -> Path:
-        """The key of an authority."""
+        """Return the key of an authority."""
         return self.authority(name) / "ca.key"
 
     @property
     def service_account(self) -> Path:
-        """The directory of the key pair (``key``, ``pub``) that signs service accounts' tokens."""
+        """The directory of the key pair (``key``, ``pub``) for service account tokens."""
         return self.root / "pki" / "service-account"
 
     def certificate(self, name: str) -> Path:
-        """A certificate made at this start."""
+        """Return the path of a certificate of this start."""
         return self.issued / f"{name}.crt"
 
     def key(self, name: str) -> Path:
-        """The key of a certificate made at this start."""
+        """Return the path of that certificate's key."""
         return self.issued / f"{name}.key"
 
     def kubeconfig(self, identity: str) -> Path:
-        """The kubeconfig of an identity (:mod:`hpk.controlplane.identities`)."""
+        """Return the kubeconfig of an identity (:mod:`hpk.controlplane.identities`)."""
         return self.root / "kubeconfigs" / identity
 
     def log(self, component: str) -> Path:
-        """The log file of a component."""
+        """Return the log file of a component."""
         return self.root / "logs" / f"{component}.log"
 
     def binary(self, name: str) -> str:
-        """The path of a program."""
+        """Return the path of a program."""
         return self.binaries.get(name, name)
 
     def make_directories(self) -> None:
-        """Make all directories, each 0700; fine if they exist."""
+        """Create all directories, each 0700; fine if they exist."""
         for path in (
             self.root,
             self.etcd_copy,
@@ -194,14 +194,14 @@ class Layout:  # long: one name for each file
             self.root / "logs",
         ):
             jobdir.make_directory(str(path))
-            path.chmod(0o700)  # etcd refuses a data directory that others may read
+            path.chmod(0o700)  # etcd rejects a data directory that others may read
 
 
 def find_binaries() -> dict[str, str]:
-    """The upstream programs' paths, from PATH.
+    """Return the paths of the upstream programs on PATH.
 
     Raises:
-        errors.Fatal: One is missing, by name.
+        errors.Fatal: One is missing; the error names it.
     """
     found = {name: shutil.which(name) for name in BINARIES}
     if missing := [name for name, path in found.items() if path is None]:
@@ -213,14 +213,14 @@ def find_binaries() -> dict[str, str]:
 
 
 def environment(*, memory_mib: int, processors: int) -> dict[str, str]:
-    """The whole environment of a Go component.
+    """Return the complete environment of a Go component.
 
-    Nothing is inherited: a site's ``https_proxy`` would catch the components' own connections, and
-    variables of Slurm and of the user are none of their business.
+    Nothing is inherited: a site's ``https_proxy`` would intercept the components' own connections, and Slurm's and the
+    user's variables do not concern them.
 
     Args:
-        memory_mib: Go collects harder near this much (GOMEMLIMIT, soft).
-        processors: Threads that run Go code at once; a node with 128 processors would cost memory for each.
+        memory_mib: The soft limit (GOMEMLIMIT), near which Go collects more often.
+        processors: Threads that run Go code at once; each costs memory, which adds up with 128 processors.
     """
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",

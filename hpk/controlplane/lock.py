@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from hpk.slurm import model
 
     Ask = Callable[[], Awaitable[Mapping[str, model.Job]]]
-    """All jobs of this user that Slurm knows; raises errors.SlurmUnavailable."""
+    """Returns all jobs of this user that Slurm knows; raises errors.SlurmUnavailable."""
     Call = Callable[..., Awaitable[Any]]
-    """Calls a function that looks at or changes files, beside the event loop."""
+    """Calls a function that reads or changes files, off the event loop."""
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 25.0
-"""Two beats and a half without a sign of life."""
+"""Two and a half heartbeats."""
 SETTLE_SECONDS = 0.2
-"""Between the creation of our own file and the look whether a higher number has appeared."""
+"""Pause between creating our file and checking for a higher number."""
 FORGOTTEN_SECONDS = 120.0
-"""A holder that has been silent for this long, and whose job Slurm does not know, is gone."""
+"""A holder that was silent for this long, and whose job Slurm does not know, is gone."""
 ASK_SECONDS = 15.0
-"""How long to wait for Slurm's word before the holder's file is watched instead."""
+"""How long to wait for Slurm before watching the holder's file instead."""
 _LOOK_SECONDS = 0.5
 _HELD = (errno.EAGAIN, errno.EACCES)
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -72,14 +72,14 @@ class Lock:
         self.number = number
         self._files = files
         self._directory = directory
-        # From now on, not from `keep` on: what comes before may take longer than the patience of others.
+        # The heartbeat starts here and not in `keep`: preparation may take longer than others wait.
         self._beating = asyncio.create_task(self._beat_forever(beat_seconds), name="heartbeat of the state directory")
 
     def is_ours(self) -> bool:
-        """Return whether nobody has taken it over.
+        """Return whether nobody has taken over the directory.
 
         Raises:
-            OSError: The file system does not say.
+            OSError: The file system cannot tell.
         """
         return self._files.latest() == self.number and self._files.read(self.number) == self.owner
 
@@ -87,17 +87,17 @@ class Lock:
         """Wait until cancelled.
 
         Raises:
-            errors.Fatal: Somebody else took the directory over: we must end before both write.
+            errors.Fatal: Another control plane took the directory over: this one must end before both write.
         """
         await asyncio.shield(self._beating)
 
     async def close(self) -> None:
-        """Stop beating."""
+        """Stop the heartbeat."""
         await aiotasks.cancel(self._beating)
 
     async def _beat_forever(self, seconds: float) -> None:
         while True:
-            with contextlib.suppress(OSError):  # a file server that is away: the next beat may work
+            with contextlib.suppress(OSError):  # the file server is away: the next heartbeat may succeed
                 await asyncio.to_thread(self._beat)
             await asyncio.sleep(seconds)
 
@@ -123,20 +123,20 @@ async def locked(
     beat_seconds: float = BEAT_SECONDS,
     stale_seconds: float = STALE_SECONDS,
 ) -> AsyncIterator[Lock]:
-    """Hold the directory while the block lasts.
+    """Hold the directory while the block runs.
 
     Args:
-        directory: It must exist; its parent is the state directory.
-        job_id: Our Slurm job, for those who find the directory taken.
+        directory: An existing directory, whose parent is the state directory.
+        job_id: Our Slurm job, for those who find the directory in use.
         job_started_at: When Slurm started it.
         cluster: Slurm's name of the cluster.
         ask: Asks Slurm for this user's jobs.
-        beat_seconds: Between signs of life.
-        stale_seconds: How long to watch for another's sign of life.
+        beat_seconds: Interval of the heartbeat.
+        stale_seconds: How long to watch for another's heartbeat.
 
     Raises:
-        errors.Fatal: Somebody holds it; says who, and how to get out.
-        OSError: The file system refused.
+        errors.Fatal: The directory is in use; the error says by whom, and what to do.
+        OSError: The file system failed.
     """
     files = terms.Terms(directory / "terms")
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -166,7 +166,7 @@ async def locked(
             if files.latest() == number:
                 with contextlib.suppress(OSError):
                     (directory / ownership.FILE).unlink()
-            # The next one, on whichever host, need not ask about us.
+            # The next holder, on whichever host, need not check whether we are gone.
             files.end(number)
         os.close(descriptor)
 
@@ -181,13 +181,12 @@ async def take(
 ) -> int:
     """Take the directory, and return the number of our term.
 
-    `is_gone` returns when a holder (None: its file cannot be read) is gone, and raises errors.Fatal while it lives;
-    `settle` pauses between the creation of our file and the look whether it is the last; `call` calls each look and
-    each change.
+    `is_gone` returns when a holder (None: its file cannot be read) is gone, and raises errors.Fatal while it is alive.
+    `settle` pauses between creating our file and checking that it is the last. `call` runs each file operation.
 
     Raises:
-        errors.Fatal: Somebody else holds it.
-        OSError: The file system refused.
+        errors.Fatal: The directory is in use.
+        OSError: The file system failed.
     """
     while True:
         last: int = await call(files.latest)
@@ -195,7 +194,7 @@ async def take(
             await is_gone(last, await call(files.holder, last))
         ours = last + 1
         if not await call(files.create, ours, us):
-            continue  # somebody was quicker: look who
+            continue  # another control plane was faster: check it
         try:
             await settle()
             if await call(files.latest) == ours:
@@ -207,7 +206,7 @@ async def take(
 
 
 class Judge:
-    """Finds out whether the holder of an open term is gone."""
+    """The decision whether the holder of an open term is gone."""
 
     def __init__(
         self,
@@ -227,7 +226,7 @@ class Judge:
         """Return when the holder is gone.
 
         Raises:
-            errors.Fatal: It lives.
+            errors.Fatal: The holder is alive.
         """
         if holder is not None and (holder.host, holder.boot_id) == (self._us.host, self._us.boot_id):
             if has_ended_here(holder, self._us):
@@ -252,12 +251,12 @@ class Judge:
         )
         if await self._beats(number):
             raise self._refusal(holder)
-        # One that is merely cut off sees our number at its next beat, and leaves.
+        # A holder that was only cut off sees our number at its next heartbeat, and ends.
         self._settle_seconds = max(self._settle_seconds, min(BEAT_SECONDS, self._stale_seconds))
         logger.warning("Taking over the state directory: its owner gave no sign of life")
 
     async def settle(self) -> None:
-        """Pause before the look whether ours is the last number."""
+        """Pause before checking that our number is the last."""
         await asyncio.sleep(self._settle_seconds)
 
     async def _verdict(self, number: int, holder: Owner) -> Verdict:
@@ -272,14 +271,14 @@ class Judge:
         return verdict(holder, self._us, jobs, state=self._directory.parent, silent_seconds=silent_seconds)
 
     async def _beats(self, number: int) -> bool:
-        """Whether the file's time moves: compared with itself, never with our clock, which may differ."""
+        """Return whether the file's time changes. Our own clock, which may differ, is not used."""
         seen = await asyncio.to_thread(self._files.beat_at, number)
         end = time.monotonic() + self._stale_seconds
         while time.monotonic() < end:
             await asyncio.sleep(min(_LOOK_SECONDS, self._stale_seconds / 5))
             now = await asyncio.to_thread(self._files.beat_at, number)
             if now in (None, 0):
-                return False  # it has just ended in order
+                return False  # an orderly end
             if now != seen:
                 return True
         return False
@@ -294,10 +293,10 @@ class Judge:
 
 
 def has_ended_here(holder: Owner, us: Owner) -> bool:
-    """Return whether a holder on this very host has ended, without asking anybody.
+    """Return whether a holder on this host has ended, from the locks and jobs of both.
 
-    The lock that it had and that we have now proves it, for both are processes of one kernel.  Where neither could
-    have one, so does our own job: hpk.sbatch starts the control plane again only when the last one has ended.
+    If it had the POSIX lock, our having it now proves that, for both are processes of one kernel. If it had none, our
+    being the same job does: hpk.sbatch restarts the control plane only after the last one has ended.
     """
     is_same_job = bool(us.job_id) and (holder.job_id, holder.job_started_at) == (us.job_id, us.job_started_at)
     return us.has_lock if holder.has_lock else is_same_job
@@ -306,13 +305,13 @@ def has_ended_here(holder: Owner, us: Owner) -> bool:
 def verdict(holder: Owner, us: Owner, jobs: Mapping[str, model.Job], *, state: Path, silent_seconds: float) -> Verdict:
     """Return what Slurm's answer says about the holder.
 
-    A node that Slurm has given up may still run it.  If Slurm has forgotten its job, or its number is another job's by
-    now, it has been over for long, unless Slurm was set up anew meanwhile: then the holder still gives signs of life.
+    A node that Slurm has given up may still run it. If Slurm has forgotten its job or reused the ID, the job ended long
+    ago, unless Slurm was set up again meanwhile: then the holder still gives signs of life.
     """
     job = jobs.get(holder.job_id)
     if job is None or ownership.is_later(job, holder):
         return "gone" if silent_seconds > FORGOTTEN_SECONDS else "unknown"
-    if holder.job_id == us.job_id:  # requeued: Slurm has given the other node up, and it may not know
+    if holder.job_id == us.job_id:  # requeued: Slurm gave up the other node, which may not know
         return "unknown"
     if job.state.is_over:
         return "unknown" if job.state.value == "NODE_FAIL" else "gone"
@@ -321,7 +320,7 @@ def verdict(holder: Owner, us: Owner, jobs: Mapping[str, model.Job], *, state: P
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Whether the POSIX lock is ours; None if the file system has none."""
+    """Try to take the POSIX lock; return whether it is ours, or None if the file system has no locks."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

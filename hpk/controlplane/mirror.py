@@ -1,9 +1,8 @@
-"""Keeps a copy of etcd's data in the state directory while etcd runs on this node's disk.
+"""A continuous copy of etcd's data in the state directory, while etcd runs on this node's disk.
 
-etcd appends each change to its log before it answers.  So does this to the copy, twice a second at most: what is lost
-if the node dies is what came in the last half second and was not copied yet.  The database itself is copied when the
-log says that it must be (:mod:`hpk.controlplane.datadir`), and at an orderly end; of one that is there already only
-the pages that have changed.
+etcd appends each change to its log before it answers. The mirror copies the log every half second, so a node failure
+loses at most the changes since. The database itself is copied when the log requires it
+(:mod:`hpk.controlplane.datadir`) and at an orderly end; if the copy has one already, only changed pages are copied.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAUSE_SECONDS = 0.5
-"""Between looks at the log; the most that is lost."""
+"""Pause between copies of the log: the most that is lost."""
 MOST_CHANGED = 0.5
-"""Of more changed pages than this share the whole database is copied."""
+"""If more than this share of the pages has changed, the whole database is copied."""
 PATIENCE_SECONDS = 10.0
-"""How long the copy may be refused before it is said again."""
+"""Interval at which a persistent failure is reported."""
 
 logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class _Copied:
-    """How far a file of the log has been copied.
+    """How much of a log file has been copied.
 
-    The last frame is copied again whenever it changes: etcd may have been writing it while we read.
+    The last frame is copied again if it changes: etcd may have been writing it while we read.
     """
 
     last_start: int = 0
@@ -49,16 +48,16 @@ class _Copied:
 
 
 class Mirror:
-    """One etcd's data, here and as a copy there.
+    """etcd's data on this node, and their copy.
 
     Args:
-        node: Where etcd runs.
-        copy: In the state directory; :func:`datadir.settle` has been called.
+        node: The data directory in which etcd runs.
+        copy: The copy in the state directory; :func:`datadir.settle` has been called.
         save: Writes a consistent copy of the running etcd's database to a path.
-        is_ours: Whether the state directory still belongs to us: a copy that another one has taken over is not
-            written any more.
-        tell: Told what keeps the copy from being made; empty when it is made again.
-        pause_seconds: Between looks.
+        is_ours: Whether we still hold the state directory; a copy that another control plane has taken over is not
+            written.
+        tell: Receives the reason why copying fails; empty when it works again.
+        pause_seconds: Pause between copies.
     """
 
     def __init__(
@@ -76,30 +75,30 @@ class Mirror:
         self._pause_seconds = pause_seconds
         self._copied: dict[str, _Copied] = {}
         self._covered = 0
-        """The index up to which the copy's database reaches at least."""
+        """A lower bound of the index that the copy's database reaches."""
         self._held: datadir.Position | None = None
-        """Where the copy's log stood when a database was first on its way: what the old one goes with."""
+        """The copy's log end when the first next database was prepared; it matches the old database."""
         self._prints = b""
-        """Of the pages of the copy's database; empty if there is none."""
+        """Digests of the pages of the copy's database; empty if there is none."""
         self._pending: tuple[datadir.Rebase, bytes] | None = None
-        """A database whose log has come, and that may have taken its place in part."""
+        """A next database whose log is complete, and that may be installed in part."""
         self._attempts = itertools.count()
-        self._busy = threading.Lock()  # a thread that was left behind by a cancelled task may still write
+        self._busy = threading.Lock()  # a thread left behind by a cancelled task may still write
         self._copied_at = time.monotonic()
         self._told_at: float | None = None
 
     @property
     def behind_seconds(self) -> float:
-        """How much would be lost now, at most."""
+        """The time since the last complete copy: the most that would be lost now."""
         return time.monotonic() - self._copied_at
 
     def begin(self, ends: Mapping[str, int]) -> None:
-        """Bring what the copy holds to this node, before etcd starts.
+        """Fetch the copy's data to this node, before etcd starts.
 
-        `ends` is what :func:`datadir.settle` said of the copy.
+        `ends` is the result of :func:`datadir.settle`.
 
         Raises:
-            errors.Retryable: There is no room here.
+            errors.Retryable: This node lacks space.
         """
         try:
             datadir.fetch(self._copy, self._node, ends=ends)
@@ -118,7 +117,7 @@ class Mirror:
                 self._copied[name] = _Copied(found[-1].start, end, content[found[-1].start : end])
 
     async def run(self) -> None:
-        """Copy until cancelled; a file system that refuses is tried again and again, and said in the log."""
+        """Copy until cancelled; log file system errors and retry."""
         while True:
             await asyncio.sleep(self._pause_seconds)
             started_at = time.monotonic()
@@ -133,10 +132,10 @@ class Mirror:
                 self._tell("")
 
     def finish(self) -> None:
-        """Once etcd has ended: the copy becomes all that is here.
+        """Copy everything after etcd has ended.
 
         Raises:
-            OSError: The file system refused; the copy is what it was after the last look that succeeded.
+            OSError: The file system failed; the copy is as of the last successful step.
         """
         with self._busy:
             if not self._is_ours():
@@ -153,10 +152,10 @@ class Mirror:
             raise errors.Retryable("another control plane has taken the state directory over")
 
     def _ship(self, *, is_held: bool = True) -> bool:
-        """Copy the log's new frames; False if the rest waits for a newer database."""
+        """Copy the log's new frames. Return False if the rest waits for a newer database."""
         names = self._node.log_names()
         if is_held and self._copied and max(self._copied) not in names:
-            return False  # etcd has dropped what we had no chance to copy
+            return False  # etcd dropped a file before it was copied
         for name in names:
             copied = self._copied.get(name, _Copied())
             content, found = self._read(self._node.log / name, start=copied.last_start)
@@ -179,21 +178,21 @@ class Mirror:
 
     @staticmethod
     def _read(path: Path, *, start: int) -> tuple[bytes, Sequence[wal.Frame]]:
-        """The file's content from there on, as far as it has been written, and its frames."""
+        """Return the file's written content from `start` on, and its frames."""
         try:
             file = path.open("rb")
-        except FileNotFoundError:  # etcd has dropped it since we listed the files
+        except FileNotFoundError:  # etcd dropped it since the files were listed
             return b"", []
         with file:
             file.seek(start)
             return wal.read(file)
 
     def _has_too_much(self) -> bool:
-        """Whether the copy's log has files that etcd has dropped: with a newer database they can go."""
+        """Return whether the copy's log has files that etcd has dropped; a newer database makes them obsolete."""
         return bool(set(self._copy.log_names()) - set(self._node.log_names()))
 
     async def _rebase(self) -> None:
-        """Bring the copy's database up to date."""
+        """Update the copy's database."""
         names = self._node.log_names()
         saved = self._node.root / "saved.db"
         try:
@@ -208,10 +207,10 @@ class Mirror:
             self._publish(saved, names=names)
 
     def _publish(self, database: Path, *, names: Sequence[str]) -> None:
-        """Let this database take the copy's place.
+        """Replace the copy's database by this one.
 
-        Nothing is in it by now that is not in the log here; `names` are the files of the log when it was made, and no
-        older ones are needed.
+        All its contents are in this node's log by now. `names` are the log files at the time it was saved; older ones
+        are not needed.
         """
         self._copy.make()
         self._check()
@@ -231,14 +230,14 @@ class Mirror:
         self._pending = (rebase, prints)
         self._put_in_place()
         self._held = None
-        for path in self._copy.next_databases():  # of attempts that failed later than this far
+        for path in self._copy.next_databases():  # remains of attempts that failed later than this point
             path.unlink()
         for name in set(self._copy.log_names()) - set(names) - set(self._node.log_names()):
             (self._copy.log / name).unlink()
             self._copied.pop(name, None)
 
     def _write_next(self, database: Path, prints: bytes, target: Path) -> bool:
-        """Bring the database beside the old one: the pages that differ if they are few; whether they are."""
+        """Write the new database, or a patch if few pages differ, beside the old one. Return whether it is a patch."""
         numbers = pages.changed(self._prints, prints)
         if self._prints and self._copy.database.exists() and len(numbers) <= pages.count(prints) * MOST_CHANGED:
             pages.write(database, numbers, target)
@@ -251,7 +250,7 @@ class Mirror:
         return False
 
     def _put_in_place(self) -> None:
-        """Let the next database take the old one's place; what was refused is done before anything else is."""
+        """Install the pending database, if any. A failed attempt is repeated before all else."""
         if self._pending is None:
             return
         rebase, prints = self._pending
@@ -261,7 +260,7 @@ class Mirror:
         self._pending, self._prints = None, prints
 
     def _end(self) -> datadir.Position:
-        """Where the log here ends."""
+        """Return the end of this node's log."""
         name = self._node.log_names()[-1]
         start = self._copied.get(name, _Copied()).last_start
         _, found = self._read(self._node.log / name, start=start)

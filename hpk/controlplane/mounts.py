@@ -1,7 +1,7 @@
-"""How far the locks of a mounted file system reach; pure but for reading /proc/self/mountinfo.
+"""How far the locks of a mounted file system reach. Pure but for reading /proc/self/mountinfo.
 
-A lock that was granted proves nothing: NFS with ``nolock`` or ``local_lock``, Lustre with ``localflock``, BeeGFS as it
-comes, and most FUSE file systems grant it to each host for itself.  So only what the mount says is trusted.
+A granted lock proves nothing: NFS with ``nolock`` or ``local_lock``, Lustre with ``localflock``, BeeGFS by default, and
+most FUSE file systems grant it to each host separately. Only the mount's type and options are trusted.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 Reach = Literal["all", "host", "unknown"]
-"""Locks hold between all hosts; on one host only; or the mount does not say."""
+"""Locks hold between all hosts, on one host only, or the mount does not say."""
 
-# Of one machine: whoever else sees it does so by way of this machine, which holds the locks.
+# File systems of one machine: other hosts reach them through that machine, which holds the locks.
 _DISKS = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"})
-# Of a cluster, with locks between all hosts whatever the mount options are.
+# Cluster file systems, with locks between all hosts whatever the mount options.
 _CLUSTERS = frozenset({"ceph", "gfs2", "gpfs", "ocfs2"})
 _MOUNTINFO = "/proc/self/mountinfo"
 
@@ -31,7 +31,7 @@ class Mount:
 
 
 def mounts(text: str) -> list[Mount]:
-    """Return what a mountinfo file lists (proc_pid_mountinfo(5))."""
+    """Return the mounts listed in a mountinfo file (proc_pid_mountinfo(5))."""
     found = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
@@ -41,13 +41,13 @@ def mounts(text: str) -> list[Mount]:
 
 
 def of(path: str, listed: list[Mount]) -> Mount | None:
-    """Return the mount that a path lies on: of the deepest mount points the last."""
+    """Return the mount of a path: the last among those with the deepest mount point."""
     holding = [one for one in listed if path == one.point or path.startswith(one.point.rstrip("/") + "/")]
     return max(reversed(holding), key=lambda one: len(one.point), default=None)
 
 
 def reach(mount: Mount | None) -> Reach:
-    """Return between whom the locks of a mount hold (nfs(5), mount.lustre(8))."""
+    """Return how far the locks of a mount reach (nfs(5), mount.lustre(8))."""
     if mount is None:
         return "unknown"
     if mount.kind in _DISKS or mount.kind in _CLUSTERS:

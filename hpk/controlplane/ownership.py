@@ -1,10 +1,10 @@
-"""Who holds a state directory, and which Slurm job is its control plane; pure but for reading one file.
+"""The holder of a state directory, and the Slurm job of its control plane. Pure but for reading one file.
 
-A job's number proves nothing: Slurm counts from 1 again when its ID space wraps or its controller is set up anew.
-Three things tell whose a job is, the strongest first:
+A job ID alone proves nothing: Slurm counts from 1 again when its ID space wraps or its controller is set up again.
+Three facts identify a job, the strongest first:
 
 - its comment, which names the state directory (``hpk up`` writes it, hpk.sbatch writes it for plain ``sbatch``);
-- the time at which Slurm started it, which the control plane recorded with the number;
+- its start time in Slurm, which the control plane recorded with the ID;
 - its working directory, which is the state directory for every job that ``hpk up`` submits.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpk.slurm import model
 
 MARK = "hpk-control-plane"
-"""Begins the comment of a control plane's job; ``:`` and the state directory follow once that is known."""
+"""The prefix of a control plane job's comment; ``:`` and the state directory follow once that is known."""
 FILE = protocol.OWNER_FILE
 _SAME_SECONDS = 2.0
 """Two readings of one start time may differ by rounding."""
@@ -31,14 +31,14 @@ _SAME_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """Who holds the state directory, as the file says.
+    """The holder of the state directory, as its file says.
 
     Attributes:
-        job_started_at: When Slurm started the job (SLURM_JOB_START_TIME); 0 where Slurm does not say.
-        cluster: Slurm's name of the cluster: two may share a home, and know nothing of each other's jobs.
-        has_lock: Whether it held the POSIX lock as well, so that whoever gets that later on this host knows its end.
-        boot_id: Of the host's kernel, with the host's name its identity.
-        token: Tells this owner from every other, also from itself after a restart.
+        job_started_at: When Slurm started the job (SLURM_JOB_START_TIME); 0 if unknown.
+        cluster: Slurm's name of the cluster: two clusters may share a home and not know each other's jobs.
+        has_lock: Whether it also held the POSIX lock; if so, getting that later on this host proves its end.
+        boot_id: The boot ID of the host's kernel; with the host's name, the host's identity.
+        token: A unique token of this owner, new at each restart.
     """
 
     host: str
@@ -56,7 +56,7 @@ class Owner:
 
 
 def parse(found: Any) -> Owner | None:
-    """Return the owner of a JSON value, or None if the value is not one."""
+    """Parse a JSON value; return None if it is not an owner."""
     if not isinstance(found, dict) or not isinstance(found.get("host"), str):
         return None
     texts: dict[str, Any] = {
@@ -70,53 +70,53 @@ def parse(found: Any) -> Owner | None:
 
 
 def read(directory: Path) -> Owner | None:
-    """Return the last owner that wrote its name into the control plane's directory, or None.
+    """Return the last recorded owner of the control plane's directory, or None.
 
-    Whether it lives, Slurm knows.
+    Only Slurm knows whether it is alive.
     """
     return parse(jobdir.peek_json(str(directory / FILE)))
 
 
 class Relation(enum.Enum):
-    """What a job is to a state directory."""
+    """The relation of a job to a state directory."""
 
     OURS = "ours"
     """The directory's control plane."""
     ANOTHERS = "another's"
     """The control plane of another directory."""
     UNKNOWN = "unknown"
-    """A control plane that has not told its directory yet: submitted by plain ``sbatch``, queued or just started."""
+    """A control plane without a known directory: submitted by plain ``sbatch``, queued or just started."""
     NONE = "none"
-    """No control plane, as far as can be told."""
+    """Not a control plane, as far as can be told."""
 
 
 def comment(directory: str | Path) -> str:
-    """Return the comment of a job that runs this state directory's control plane."""
+    """Return the comment of a job that runs the control plane of this state directory."""
     return f"{MARK}:{directory}"
 
 
 def relation(job: model.Job, directory: str | Path, owner: Owner | None) -> Relation:
-    """Return what a job is to the state directory, whose last owner is given; the number alone never decides."""
+    """Return the relation of a job to the state directory with this last owner; the ID alone never decides."""
     named = _directory(job.comment)
     if named:
         return Relation.OURS if is_same(named, directory) else Relation.ANOTHERS
     is_recorded = owner is not None and owner.job_id == job.id and bool(job.id)
-    if named == "":  # a control plane's, as hpk.sbatch has it
+    if named == "":  # a control plane's comment from hpk.sbatch, without a directory
         return Relation.OURS if owner and is_recorded and not is_later(job, owner) else Relation.UNKNOWN
-    # The user's own comment.
+    # The comment is the user's own.
     if owner and is_recorded and (_is_same_start(job, owner) or is_same(job.work_directory, directory)):
         return Relation.NONE if is_later(job, owner) else Relation.OURS
     return Relation.NONE
 
 
 def is_later(job: model.Job, owner: Owner) -> bool:
-    """Return whether the job has certainly been started at another time than the owner's: a number used again."""
+    """Return whether the job certainly started at another time than the owner's, so that its ID was reused."""
     knows = bool(job.start_time and owner.job_started_at) and not job.state.is_queued
     return knows and not _is_same_start(job, owner)
 
 
 def is_same(one: str | Path, other: str | Path) -> bool:
-    """Return whether two paths name one directory, through whatever links."""
+    """Return whether two paths name one directory, links resolved."""
     return bool(str(one)) and (Path(one) == Path(other) or Path(one).resolve() == Path(other).resolve())
 
 
@@ -127,6 +127,6 @@ def _is_same_start(job: model.Job, owner: Owner) -> bool:
 
 
 def _directory(comment: str) -> str | None:
-    """The directory that a comment names; empty if it names none, None if it is no control plane's comment."""
+    """Return the directory in a comment; empty if it names none, None if it is not a control plane's comment."""
     mark, _, directory = comment.partition(":")
     return directory if mark == MARK else None

@@ -1,8 +1,8 @@
-"""What has changed between two states of a database file, page by page, as a patch that can be applied again and again.
+"""Patches between two states of a database file: the changed pages, applicable repeatedly.
 
-bbolt writes its file in pages and leaves those alone that did not change, so a database that is seldom copied differs
-from its copy in few of them.  A patch is ``size of the file | (offset | length | bytes)*``, big-endian; it holds whole
-pages, so applying it twice, or to a file to which half of it was applied, gives the same.
+bbolt writes its file in pages and leaves unchanged ones alone, so a database differs from a recent copy in few of them.
+A patch is ``size of the file | (offset | length | bytes)*``, big-endian. It holds whole pages, so applying it again, or
+after a partial application, gives the same result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RECORD = struct.Struct(">QI")
 
 
 def prints(path: Path) -> bytes:
-    """Return the digests of the file's pages, one behind the other: a large database has half a million."""
+    """Return the concatenated digests of the file's pages: a large database has half a million."""
     found = bytearray()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_PAGES * PAGE_BYTES):
@@ -35,12 +35,12 @@ def prints(path: Path) -> bytes:
 
 
 def count(prints: bytes) -> int:
-    """Return of how many pages these are the digests."""
+    """Return the number of pages of these digests."""
     return len(prints) // _DIGEST_BYTES
 
 
 def changed(old: bytes, new: bytes) -> list[int]:
-    """Return the numbers of the pages that are not the same, in order."""
+    """Return the numbers of the pages that differ, in order."""
     places = range(0, len(new), _DIGEST_BYTES)
     return [
         start // _DIGEST_BYTES
@@ -50,10 +50,10 @@ def changed(old: bytes, new: bytes) -> list[int]:
 
 
 def write(source: Path, numbers: list[int], target: Path) -> None:
-    """Write a patch that brings these pages of the source, and return when it is on the disk.
+    """Write and sync a patch with these pages of the source.
 
     Raises:
-        OSError: The file system refused; what is there is no patch.
+        OSError: The file system failed; the target is not a valid patch.
     """
     with source.open("rb") as file, target.open("wb") as patch:
         target.chmod(0o600)
@@ -67,10 +67,10 @@ def write(source: Path, numbers: list[int], target: Path) -> None:
 
 
 def apply(patch: Path, target: Path) -> None:
-    """Bring the target to the patch's state, and return when it is on the disk.
+    """Apply a patch and sync the target.
 
     Raises:
-        OSError: The file system refused; apply it again before the target is used.
+        OSError: The file system failed; apply it again before the target is used.
     """
     with patch.open("rb") as file, target.open("r+b") as database:
         (size,) = _SIZE.unpack(file.read(_SIZE.size))
@@ -84,7 +84,7 @@ def apply(patch: Path, target: Path) -> None:
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """The numbers as (first, count), none longer than a chunk."""
+    """Yield runs of page numbers as (first, count), none longer than a chunk."""
     first, count = -1, 0
     for number in numbers:
         if count and number == first + count and count < _CHUNK_PAGES:

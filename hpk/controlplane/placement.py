@@ -1,8 +1,8 @@
-"""Where etcd's data live: in the state directory, or on this node's disk with a copy kept there.
+"""The placement of etcd's data: in the state directory, or on this node's disk with a copy there.
 
-etcd locks its files (open file description locks on the log, flock on the database) and waits for an fsync with each
-change.  File systems that compute nodes share often have no locks, and a slow fsync.  See
-docs/adr/0007-where-etcd-lives.md for what was measured.
+etcd locks its files (open file description locks on the log, flock on the database) and waits for an fsync at each
+change. Shared file systems often have no locks, and a slow fsync. See docs/adr/0007-where-etcd-lives.md for
+measurements.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Place = Literal["shared", "node"]
 SLOW_SYNC_SECONDS = 0.02
-"""Creating a pod waits for about ten of these."""
+"""Creating a pod waits for about ten fsyncs."""
 _SYNCS = 20
 _MOST_SECONDS = 0.5
 _SYNCED_BYTES = 2048
@@ -31,12 +31,12 @@ _SYNCED_BYTES = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """How a directory keeps and locks.
+    """Measured properties of a directory's file system.
 
     Attributes:
-        has_locks: Both kinds that etcd takes.
-        sync_seconds: The slowest but one of some fsyncs; 0 if there are no locks, for then it does not matter.
-        reach: Between whom the locks hold.
+        has_locks: Whether both kinds that etcd takes work.
+        sync_seconds: The slowest but one of some fsyncs; 0 (irrelevant) without locks.
+        reach: How far the locks hold.
     """
 
     has_locks: bool
@@ -45,16 +45,16 @@ class Facts:
 
 
 def measure(directory: Path) -> Facts:
-    """Try it; takes half a second at most.
+    """Measure a directory; takes half a second at most.
 
     Raises:
-        errors.Retryable: Nothing can be written there.
+        errors.Retryable: The directory cannot be written.
     """
     path = directory / f"probe.{os.urandom(4).hex()}"
     try:
         with path.open("wb") as file:
             try:
-                file.write(bytes(_SYNCED_BYTES))  # a file can be made where nothing can be written any more
+                file.write(bytes(_SYNCED_BYTES))  # a full file system may still create files
                 file.flush()
                 if not _can_lock(file.fileno()):
                     return Facts(has_locks=False, sync_seconds=0.0)
@@ -67,10 +67,10 @@ def measure(directory: Path) -> Facts:
 
 
 def choose(wanted: str, facts: Facts, *, directory: Path) -> tuple[Place, str]:
-    """The place that the setting (``auto``, ``shared`` or ``node``) means here, and why, in words for the log.
+    """Return the place for the setting (``auto``, ``shared`` or ``node``), and the reason for the log.
 
     Raises:
-        errors.Fatal: It shall be where it cannot.
+        errors.Fatal: The place that the setting demands does not work.
     """
     if wanted == "node":
         return "node", "HPK_ETCD says so"
@@ -91,7 +91,7 @@ def choose(wanted: str, facts: Facts, *, directory: Path) -> tuple[Place, str]:
 
 
 def advice(error: OSError) -> str:
-    """What to do about a file system that refused, if it is clear."""
+    """Return advice on a file system error; empty if there is none."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "; free some space there (HPK_STATE, HPK_IMAGES and HPK_SCRATCH may each name a directory elsewhere)"
     return ""

@@ -1,4 +1,4 @@
-"""The control plane as one service: lock, ports, identities, components, first objects."""
+"""The control plane as one service: lock, ports, identities, components, initial objects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 API_PORT = 6443
 KUBELET_PORT = 10250
-"""Preferred, as everywhere; on a host that many users share another one is taken."""
+"""Preferred, as usual; if another user has it on this host, another port is taken."""
 BOOTSTRAP_SECONDS = 120.0
 
 logger = structlog.get_logger(__name__)
@@ -56,15 +56,15 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ControlPlane:
-    """A prepared control plane; :func:`prepared` makes it, :meth:`run` runs it.
+    """A control plane prepared by :func:`prepared`.
 
     Attributes:
         serving: Set once the API server is ready and our identities have their rights: the node can register.
         ready: Set once the namespace ``default`` can take pods as well.
         book: Ports of this host, held and recorded by name; the link's server takes its own from here.
         kubelet_port: Held for the kubelet's HTTPS endpoint.
-        troubles: What it cannot mend by itself.
-        certificates_end: When the first of those ends that were issued at this start.
+        troubles: Problems that it cannot repair by itself.
+        certificates_end: When the first certificate issued at this start expires.
         link: The authority of the agents' link.
     """
 
@@ -84,39 +84,39 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
-        """The API server for everybody who can reach this host."""
+        """The API server's URL for all who can reach this host."""
         return self.layout.url
 
     @property
     def api_address(self) -> str:
-        """For pods: KUBERNETES_SERVICE_HOST."""
+        """KUBERNETES_SERVICE_HOST of pods."""
         return self.layout.address
 
     @property
     def api_port(self) -> int:
-        """For pods: KUBERNETES_SERVICE_PORT."""
+        """KUBERNETES_SERVICE_PORT of pods."""
         return self.layout.api_port
 
     @property
     def admin_kubeconfig(self) -> bytes:
-        """The user's kubeconfig (context ``hpk``), for other hosts too."""
+        """The user's kubeconfig (context ``hpk``), also valid on other hosts."""
         return self.layout.kubeconfig("admin").read_bytes()
 
     @property
     def kubelet_kubeconfig(self) -> Path:
-        """As ``system:node:<node>``."""
+        """The kubeconfig of ``system:node:<node>``."""
         return self.layout.kubeconfig("kubelet")
 
     @property
     def binder_kubeconfig(self) -> Path:
-        """As ``hpk:binder``."""
+        """The kubeconfig of ``hpk:binder``."""
         return self.layout.kubeconfig("binder")
 
     async def run(self) -> None:
-        """Run until cancelled, then stop everything in order; nothing is left running.
+        """Run until cancelled, then stop all components in order.
 
         Raises:
-            ExceptionGroup: With an errors.Retryable that says which component was given up, and its last lines.
+            ExceptionGroup: A component was given up; contains an errors.Retryable with its last lines of output.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -136,7 +136,7 @@ class ControlPlane:
     async def _bring_up(self) -> None:
         started_at = time.monotonic()
         await self._supervisor.ready(etcd.NAME).wait()
-        # While the API server starts: the import takes 0.3 s, which etcd need not wait for.
+        # Import this while the API server starts: it takes 0.3 s, and etcd need not wait for it.
         from hpk.kube import client  # noqa: PLC0415
 
         await self._supervisor.ready(apiserver.NAME).wait()
@@ -155,7 +155,7 @@ class ControlPlane:
                 f"Cannot bring up the cluster: no default service account after {BOOTSTRAP_SECONDS:.0f} s; see {log}"
             ) from error
         finally:
-            path.unlink(missing_ok=True)  # it may do everything, so it goes as soon as it has done its work
+            path.unlink(missing_ok=True)  # it has all rights, so it is removed as soon as it has done its work
         self.ready.set()
         logger.info("The control plane is ready", seconds=round(time.monotonic() - started_at, 2))
 
@@ -164,12 +164,12 @@ class ControlPlane:
 async def prepared(
     settings: config.Settings, *, binaries: Mapping[str, str] | None = None
 ) -> AsyncIterator[ControlPlane]:
-    """Take the state directory, ports and identities; give them back at the end of the block.
+    """Take the state directory, ports and identities; release them at the end of the block.
 
     The programs are those on PATH, unless `binaries` has their paths by name.
 
     Raises:
-        errors.Fatal: The directory is in use, a program is missing, no address or port is to be had, an authority is
+        errors.Fatal: The directory is in use, a program is missing, no address or port is available, or an authority is
             damaged.
         errors.Retryable: The directory cannot be written.
     """
@@ -183,7 +183,7 @@ async def prepared(
             version.mark(root)
             book = stack.enter_context(contextlib.closing(ports.Book(root / "ports.json")))
             node_data = stack.enter_context(_etcd_data(settings, root))
-            # In a thread: etcd's data may be large, and the heartbeat must go on.
+            # In a thread, so that the heartbeat goes on: etcd's data may be large.
             prepared = await asyncio.to_thread(
                 _prepare, settings, ours, book=book, held=held, binaries=found, node_data=node_data
             )
@@ -193,7 +193,7 @@ async def prepared(
 
 
 def _locked(settings: config.Settings, root: Path) -> contextlib.AbstractAsyncContextManager[lock.Lock]:
-    """The state directory as this job's."""
+    """Return the lock of the state directory, for this job."""
     ask = slurm_client.Slurm(runner.Gateway(settings.gateway)).jobs if settings.gateway else None
     started_at = os.environ.get("SLURM_JOB_START_TIME", "")
     return lock.locked(
@@ -207,10 +207,10 @@ def _locked(settings: config.Settings, root: Path) -> contextlib.AbstractAsyncCo
 
 @contextlib.contextmanager
 def _etcd_data(settings: config.Settings, root: Path) -> Iterator[Path | None]:
-    """A directory of this node for etcd's data, gone at the end of the block; None if they live in the state directory.
+    """Yield a temporary directory of this node for etcd's data, or None if they are in the state directory.
 
     Raises:
-        errors.Retryable: Nothing can be written to either.
+        errors.Retryable: Neither directory can be written.
     """
     place, why = placement.choose(settings.etcd, placement.measure(root), directory=root)
     logger.info("Where etcd's data live", place=place, why=why)
@@ -228,7 +228,7 @@ def _etcd_data(settings: config.Settings, root: Path) -> Iterator[Path | None]:
 
 
 def _settle(copy: datadir.DataDirectory, *, is_for_node: bool) -> Mapping[str, int]:
-    """Make etcd's data in the state directory whole, if they are (or were) a copy."""
+    """Recover etcd's data in the state directory, if they are (or were) a copy."""
     mark = copy.root / "copy"
     if not is_for_node and not mark.exists():
         return {}
@@ -257,7 +257,7 @@ def _finish(kept: mirror.Mirror) -> None:
 
 
 def _quota_bytes(settings: config.Settings, *, node_data: Path | None) -> int:
-    """How large etcd's database may become where it is, or will be."""
+    """Return the maximum size of etcd's database at its present or future place."""
     root = Path(settings.directory.control_plane)
     try:
         held = datadir.DataDirectory(root / "etcd").database.stat().st_size

@@ -1,4 +1,4 @@
-"""Certificates at their end: the control plane starts anew before its own run out; authorities are told in time."""
+"""Expiry of certificates: the control plane restarts before its own expire, and warns about authorities."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 BEFORE = dt.timedelta(days=7)
 """So long before its certificates end the control plane starts anew."""
 TOLD_BEFORE = dt.timedelta(days=180)
-"""So long before an authority ends its user is told."""
+"""How long before an authority expires the user is warned."""
 _LOOK_SECONDS = 3600.0
-"""A clock that is set, and a node that was suspended, make one long sleep wrong."""
+"""One long sleep would be wrong after a clock change or a suspended node."""
 
 
 def certificates_end(authorities: Iterable[pki.Authority], *, now: dt.datetime) -> dt.datetime:
-    """Return when the first of the certificates ends that are issued now."""
+    """Return when the first of the certificates issued now expires."""
     return min(now + dt.timedelta(days=pki.CERTIFICATE_DAYS), *(authority.ends_at for authority in authorities))
 
 
 def trouble(authorities: Mapping[str, pki.Authority], *, now: dt.datetime) -> str:
-    """Return which authorities end before long, and what to do; empty if none does."""
+    """Return which authorities expire soon, and what to do; empty if none does."""
     ending = sorted((one.ends_at, name) for name, one in authorities.items() if one.ends_at - now < TOLD_BEFORE)
     if not ending:
         return ""
@@ -37,10 +37,10 @@ def trouble(authorities: Mapping[str, pki.Authority], *, now: dt.datetime) -> st
 
 
 async def until(ends_at: dt.datetime) -> NoReturn:
-    """Wait until certificates that end at this time must be made anew.
+    """Wait until the certificates that expire then must be renewed.
 
     Raises:
-        errors.Retryable: It is time: another start issues them.
+        errors.Retryable: It is time: a restart issues new ones.
     """
     while (left := (ends_at - BEFORE - dt.datetime.now(dt.UTC)).total_seconds()) > 0:  # noqa: ASYNC110 - a clock
         await asyncio.sleep(min(left, _LOOK_SECONDS))

@@ -19,11 +19,11 @@ _HASH_BYTES = 32
 
 
 async def save(layout: Layout, path: Path) -> None:
-    """Write etcd's database to the path, all of it or nothing that its checksum lets pass.
+    """Write etcd's database to the path, and verify its checksum.
 
     Raises:
-        errors.Retryable: etcd does not answer, or broke off.
-        OSError: There is no room here.
+        errors.Retryable: etcd does not answer, or the stream broke.
+        OSError: There is no space.
     """
     async with etcd_client.connected(layout) as client:
         with _create(path) as file:
@@ -38,7 +38,7 @@ def _create(path: Path) -> BinaryIO:
 
 
 def _check(path: Path) -> None:
-    """Cut the checksum off that ends the file, and hold it against the rest."""
+    """Cut off the checksum at the file's end, and compare it with the rest."""
     size = path.stat().st_size - _HASH_BYTES
     digest = hashlib.sha256()
     with path.open("r+b") as file:

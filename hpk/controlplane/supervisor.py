@@ -1,8 +1,7 @@
-"""Children that start in the order of their needs, are restarted with back-off, and stop in reverse.
+"""Child processes that start in dependency order, are restarted with back-off, and stop in reverse.
 
-One task a child, all in one TaskGroup.  A child that keeps failing ends the group with its last lines;
-whatever ends the group cancels all tasks at once, and each then waits for those that need it before it
-stops its own process::
+Each child has a task, all in one TaskGroup. A child that keeps failing ends the group with its last lines of output.
+The end of the group cancels all tasks at once; each then waits for its dependents before it stops its own process::
 
     waiting for needs ──► running ──► ready ──► (exit) ──► pause ──► running …
            │                 │          │                    │
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
     from hpk.controlplane.component import Component
 
 ATTEMPTS = 5
-"""Failures in a row after which a child is given up: with the pauses between them, eight seconds or more."""
+"""Consecutive failures after which a child is given up: eight seconds or more with the pauses between."""
 PROBE_SECONDS = 0.05
-"""Between questions whether a child is ready; each costs a millisecond, and the start waits for the answer."""
+"""Interval of readiness probes. Each costs a millisecond, and the start waits for the result."""
 
 logger = structlog.get_logger(__name__)
 
 
 class Supervisor:
-    """Runs components until it is cancelled."""
+    """A supervisor of components."""
 
     def __init__(
         self,
@@ -43,10 +42,10 @@ class Supervisor:
         policy: backoff.Policy | None = None,
         attempts: int = ATTEMPTS,
     ) -> None:
-        """Prepare; nothing starts yet.
+        """Prepare the children; nothing starts yet.
 
         Raises:
-            ValueError: A need is unknown, or needs run in a circle.
+            ValueError: A dependency is unknown or circular.
         """
         self._children: dict[str, _Child] = {}
         for component in in_order(components):
@@ -57,19 +56,19 @@ class Supervisor:
             self._children[component.name] = child
 
     def ready(self, name: str) -> asyncio.Event:
-        """Set while the component is ready; cleared when it dies."""
+        """Return the event that is set while the component is ready."""
         return self._children[name].ready
 
     def pid(self, name: str) -> int | None:
-        """The component's process, or None while it has none."""
+        """Return the PID of the component's process, or None while it has none."""
         child = self._children[name].process
         return child.pid if child and child.exit_code is None else None
 
     async def run(self) -> None:
-        """Run all until cancelled, then stop all in reverse order; nothing is left running.
+        """Run all components until cancelled, then stop them in reverse order.
 
         Raises:
-            ExceptionGroup: With an errors.Retryable: a component was given up.
+            ExceptionGroup: A component was given up; contains an errors.Retryable.
         """
         async with asyncio.TaskGroup() as group:
             for child in self._children.values():
@@ -79,10 +78,10 @@ class Supervisor:
 
 
 def in_order(components: Iterable[Component]) -> list[Component]:
-    """The components, each after those that it needs, else in the order given.
+    """Return the components in dependency order, otherwise in the given order.
 
     Raises:
-        ValueError: A need is unknown, or needs run in a circle.
+        ValueError: A dependency is unknown or circular.
     """
     left = {component.name: component for component in components}
     done: dict[str, Component] = {}
@@ -117,7 +116,7 @@ class _Child:
             self._backoff.started()
             try:
                 trouble = await self._run_once()
-            except errors.Retryable as error:  # no room for a process: the next attempt may find some
+            except errors.Retryable as error:  # no space for a process: the next attempt may succeed
                 trouble = f"could not be started ({error})"
             pause = self._backoff.failed()
             last = "\n".join(self.process.last_lines) if self.process else ""
@@ -136,7 +135,7 @@ class _Child:
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> str:
-        """Run the process to its end; why it ended, as a verb phrase."""
+        """Run the process to its end, and return why it ended, as a verb phrase."""
         component = self._component
         started_at = time.monotonic()
         self.process = await process.start(self.name, component.argv, env=component.env, log=component.log)
@@ -157,7 +156,7 @@ class _Child:
             await self.process.stop(grace_seconds=component.stop_seconds)
 
     async def _become_ready(self, started_at: float) -> str | None:
-        """Set ready when the probe says so; the probe's last complaint if it never did in time."""
+        """Set ready when the probe succeeds; after the timeout, return its last complaint."""
         end = started_at + self._component.ready_seconds
         while self._component.probe and (trouble := await self._component.probe()) is not None:
             if time.monotonic() > end:

@@ -1,13 +1,13 @@
-"""Terms of office: who holds a directory, decided by exclusive creation alone.
+"""Terms of office: the holder of a directory, decided by exclusive creation alone.
 
-Each holder has a numbered file, ``terms/<number>``; the highest number holds the directory.  A file is made with
-O_EXCL, which the file server decides (NFS since version 3, Lustre, GPFS, BeeGFS, CephFS), so of two that want the same
-number one gets it.  Locks take no part: on many shared file systems they reach no other host.
+Each holder has a numbered file, ``terms/<number>``; the highest number holds the directory. Files are created with
+O_EXCL, which the file server decides (NFS since version 3, Lustre, GPFS, BeeGFS, CephFS), so only one of two contenders
+gets a number. Locks are not used: on many shared file systems they reach no other host.
 
-- To take over, create the number after the last, then look whether a higher one has appeared.
-- The holder touches its file from time to time, and leaves when it sees a higher number.
-- An orderly end sets the file's time to the epoch: that needs no space, and keeps the number.  Numbers are never used
-  twice, so whoever has slept over a takeover and an end still cannot create one that has been held.
+- To take over, create the next number, then check whether a higher one has appeared.
+- The holder touches its file regularly, and ends when it sees a higher number.
+- An orderly end sets the file's time to the epoch: that needs no space, and keeps the number. Numbers are never reused,
+  so a process that slept through a takeover and an end still cannot create one that was held.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from hpk.controlplane.ownership import Owner
 
 KEPT = 8
-"""Past terms whose files stay: a process would have to sleep over as many to create an old number."""
+"""The number of past terms whose files stay: a process would have to sleep through as many to create an old number."""
 _WIDTH = 10
 
 
 class Terms:
-    """The files; each method is one look or one change."""
+    """The files of terms; each method is one read or one change."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -43,34 +43,34 @@ class Terms:
         return max((int(name) for name in os.listdir(self._directory) if name.isdigit()), default=0)  # noqa: PTH208 - names
 
     def holder(self, number: int) -> Owner | None:
-        """Return who wrote the file; None if that cannot be read (yet), or the file is gone."""
+        """Return the owner in the file; None if it cannot be read (yet) or the file is missing."""
         return ownership.parse(jobdir.peek_json(str(self._path(number))))
 
     def read(self, number: int) -> Owner | None:
-        """Return who wrote the file; None if it is gone or says nothing.
+        """Return the owner in the file; None if the file is missing or has none.
 
         Raises:
-            OSError: The file system does not say.
+            OSError: The file system cannot tell.
         """
         return ownership.parse(jobdir.read_json(str(self._path(number))))
 
     def is_over(self, number: int) -> bool:
-        """Return whether this term has ended in order, or has no file."""
+        """Return whether this term ended in order or has no file."""
         return self.beat_at(number) in (None, 0)
 
     def beat_at(self, number: int) -> int | None:
         """Return the file's time in nanoseconds, or None if there is no file."""
         try:
-            with self._path(number).open("rb") as file:  # not stat alone: NFS answers that from its cache
+            with self._path(number).open("rb") as file:  # opened, since NFS answers stat alone from its cache
                 return os.fstat(file.fileno()).st_mtime_ns
         except FileNotFoundError:
             return None
 
     def silent_seconds(self, number: int) -> float:
-        """Return how long ago the holder gave a sign of life, both times being the file server's.
+        """Return the time since the holder's last heartbeat, by the file server's clock.
 
         Raises:
-            OSError: The file system refused.
+            OSError: The file system failed.
         """
         probe = self._directory / f"now.{os.urandom(4).hex()}"
         probe.touch(mode=0o600)
@@ -79,10 +79,10 @@ class Terms:
         return (now - (self.beat_at(number) or 0)) / 1e9
 
     def create(self, number: int, owner: Owner) -> bool:
-        """Create the file, and return whether it was not there before.
+        """Create the file; return False if it already existed.
 
         Raises:
-            OSError: The file system refused; nothing is left.
+            OSError: The file system failed; nothing is left.
         """
         path = self._path(number)
         try:
@@ -100,25 +100,25 @@ class Terms:
         return True
 
     def beat(self, number: int) -> None:
-        """Give a sign of life.
+        """Touch the file as a heartbeat.
 
         Raises:
-            OSError: The file system refused, or the file is gone.
+            OSError: The file system failed, or the file is missing.
         """
         os.utime(self._path(number))
 
     def end(self, number: int) -> None:
-        """Say that the term has ended."""
+        """Mark the term as ended."""
         with contextlib.suppress(OSError):
             os.utime(self._path(number), (0, 0))
 
     def remove(self, number: int) -> None:
-        """Withdraw a number that was never held."""
+        """Withdraw a number whose term never began."""
         with contextlib.suppress(OSError):
             self._path(number).unlink()
 
     def forget(self, before: int) -> None:
-        """Remove files of terms that nobody can mistake for free numbers any more."""
+        """Remove files so old that nobody can take their numbers for free ones."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._directory):  # noqa: PTH208 - names
                 if name.isdigit() and int(name) <= before - KEPT:

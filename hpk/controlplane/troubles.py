@@ -1,4 +1,4 @@
-"""What the control plane cannot mend by itself: told in the log when it comes and goes, and on the node meanwhile."""
+"""Problems that the control plane cannot repair: logged when they come and go, and shown on the node meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Troubles:
-    """Troubles by name, each a sentence for the user."""
+    """Problems by name, each a sentence for the user."""
 
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
@@ -17,7 +17,7 @@ class Troubles:
         return "; ".join(text for _, text in sorted(self._found.items()))
 
     def tell(self, name: str, text: str) -> None:
-        """Note a trouble; an empty text says that it is over."""
+        """Record a problem; an empty text clears it."""
         if text and name not in self._found:
             logger.warning("There is trouble", what=name, why=text)
         elif not text and name in self._found:

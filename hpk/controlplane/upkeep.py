@@ -1,8 +1,8 @@
-"""Keeps etcd's database small, and mends it when it is full.
+"""Maintenance of etcd: defragments its database, and recovers it when it is full.
 
-The API server drops old revisions every five minutes, but the file never shrinks by itself; and once it has reached its
-quota, etcd raises the alarm NOSPACE and refuses all writes until somebody compacts, defragments and disarms
-(https://etcd.io/docs/latest/op-guide/maintenance/).  The API server's own compaction cannot: it begins with a write.
+The API server drops old revisions every five minutes, but the file never shrinks by itself. Once it has reached its
+quota, etcd raises the alarm NOSPACE and refuses writes until somebody compacts, defragments and disarms
+(https://etcd.io/docs/latest/op-guide/maintenance/). The API server's own compaction cannot: it begins with a write.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 30.0
 SMALL_BYTES = 64 << 20
-"""A smaller file is not worth the moment in which etcd answers nobody."""
+"""Below this size, defragmentation is not worth the moment without answers."""
 FULL = 0.8
-"""Of the quota: from here on the file is kept as small as possible, and what cannot shrink is told."""
+"""Share of the quota above which the file is kept as small as possible, and the user is warned."""
 WORTHWHILE = 0.02
-"""Of the file, in one that is full: reading must not stop every half minute for less, while the user makes room."""
+"""Share of a full file that defragmentation must free: for less, reads must not stop every half minute while the user
+deletes objects."""
 TROUBLE = "etcd"
 
 logger = structlog.get_logger(__name__)
@@ -37,28 +38,28 @@ class Etcd(Protocol):
     """The part of :class:`hpk.controlplane.etcd_client.Client` that is used here."""
 
     async def status(self) -> Status:
-        """As there."""
+        """Return the database's size and the current revision."""
         ...
 
     async def has_no_space(self) -> bool:
-        """As there."""
+        """Return whether etcd refuses writes for lack of space."""
         ...
 
     async def disarm(self) -> None:
-        """As there."""
+        """Disarm the alarm."""
         ...
 
     async def defragment(self) -> None:
-        """As there."""
+        """Shrink the database's file."""
         ...
 
     async def compact(self, revision: int) -> None:
-        """As there."""
+        """Drop the history before this revision."""
         ...
 
 
 class Header(Protocol):
-    """Of every answer."""
+    """The header of every response."""
 
     revision: int
 
@@ -72,19 +73,19 @@ class Status(Protocol):
 
     @property
     def header(self) -> Header:
-        """Of every answer."""
+        """The header of every response."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large the database is, in bytes.
+    """The size of the database, in bytes.
 
     Attributes:
-        total: Of its file.
-        used: What would be left after defragmenting.
-        quota: At which etcd refuses writes; 0 if it does not say.
-        is_refusing: Whether it does.
+        total: The size of its file.
+        used: What would remain after defragmentation.
+        quota: The size at which etcd refuses writes; 0 if unknown.
+        is_refusing: Whether it refuses them now.
     """
 
     total: int
@@ -94,7 +95,7 @@ class Size:
 
 
 def step(size: Size) -> Step:
-    """Return what is to be done; pure."""
+    """Return the next step. Pure."""
     if size.is_refusing:
         return "relieve"
     spare = size.total - size.used
@@ -106,7 +107,7 @@ def step(size: Size) -> Step:
 
 
 def trouble(size: Size) -> str:
-    """Return what to tell the user; empty if nothing."""
+    """Return the warning for the user; empty if there is none."""
     how = "delete objects that nobody needs, such as finished Jobs, old ReplicaSets, events, large ConfigMaps"
     room = f"etcd's database holds {size.used >> 20} MB of at most {size.quota >> 20} MB"
     if size.is_refusing:
@@ -117,19 +118,19 @@ def trouble(size: Size) -> str:
 
 
 async def run(layout: Layout, ready: asyncio.Event, troubles: Troubles) -> NoReturn:
-    """Look after etcd until cancelled."""
+    """Maintain etcd until cancelled."""
     await ready.wait()
     async with etcd_client.connected(layout) as client:
         while True:
             try:
                 troubles.tell(TROUBLE, await look_after(client))
-            except errors.Retryable as error:  # the supervisor starts it again, and says so
+            except errors.Retryable as error:  # the supervisor restarts etcd and reports it
                 logger.debug("Cannot look after etcd", error=str(error))
             await asyncio.sleep(LOOK_SECONDS)
 
 
 async def look_after(client: Etcd) -> str:
-    """Do what is to be done now, and return what the user must know.
+    """Perform the next step, and return the warning for the user.
 
     Raises:
         errors.Retryable: etcd does not answer.
@@ -139,7 +140,7 @@ async def look_after(client: Etcd) -> str:
     if what == "nothing":
         return trouble(size)
     if what == "relieve":
-        # etcd counts the pages that one has freed when the next is written down (bbolt's Tx.close; backend.begin).
+        # etcd counts pages freed by one compaction only when the next is written (bbolt's Tx.close; backend.begin).
         await client.compact(revision - 1)
         await client.compact(revision)
         size, _ = await _look(client)

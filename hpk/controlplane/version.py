@@ -1,7 +1,7 @@
-"""The version mark of a state directory: an older program does not start on what a newer one has written.
+"""The version mark of a state directory, which stops an older program from using a newer one's data.
 
-A newer API server stores objects in versions that an older one does not know, and a newer etcd upgrades its data; so
-neither Kubernetes nor etcd may go back by a minor version (https://kubernetes.io/releases/version-skew-policy/).
+A newer API server stores objects in versions unknown to an older one, and a newer etcd upgrades its data. Neither
+Kubernetes nor etcd may go back by a minor version (https://kubernetes.io/releases/version-skew-policy/).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FILE = "version.json"
 
 
 def check(directory: Path, *, ours: str = hpk.__version__) -> None:
-    """Look whether this program may use the control plane's directory.
+    """Check that this program may use the control plane's directory.
 
     Raises:
-        errors.Fatal: A newer one has; names both versions.
+        errors.Fatal: A newer program used it; the error names both versions.
     """
     theirs = recorded(directory)
     if _minor(theirs) > _minor(ours):
@@ -33,11 +33,11 @@ def check(directory: Path, *, ours: str = hpk.__version__) -> None:
 
 
 def mark(directory: Path, *, ours: str = hpk.__version__) -> None:
-    """Note that this program has used the directory.
+    """Record that this program has used the directory.
 
     Raises:
         errors.Fatal: As :func:`check`.
-        OSError: The file system refused.
+        OSError: The file system failed.
     """
     check(directory, ours=ours)
     if recorded(directory) != ours:
@@ -45,7 +45,7 @@ def mark(directory: Path, *, ours: str = hpk.__version__) -> None:
 
 
 def recorded(directory: Path) -> str:
-    """Return the version of the program that used the directory last; empty if none has said so."""
+    """Return the version of the program that last used the directory; empty if unknown."""
     return str((jobdir.peek_json(str(directory / FILE)) or {}).get("hpk") or "")
 
 

@@ -1,9 +1,9 @@
-"""The frames of etcd's write-ahead log, as far as copying it needs them; pure.
+"""The frames of etcd's write-ahead log, as far as copying needs them. Pure.
 
-A file is a row of frames: eight bytes of length (little-endian; the uppermost byte says how much padding follows),
-then a protobuf record ``{type = 1, crc = 2, data = 3}``.  A length of zero is the end: files are made 64 MB long
-beforehand.  Each record's checksum (CRC-32C) continues that of the one before.  So it is since etcd 3.0
-(server/storage/wal: encoder.go, decoder.go, walpb/record.proto).
+A file is a sequence of frames: eight bytes of length (little-endian; the uppermost byte gives the padding), then a
+protobuf record ``{type = 1, crc = 2, data = 3}``. A length of zero is the end: files are preallocated at 64 MB. Each
+record's checksum (CRC-32C) continues the previous one's. This is the format since etcd 3.0 (server/storage/wal:
+encoder.go, decoder.go, walpb/record.proto).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CHECKSUM = 4
 SNAPSHOT = 5
-"""Types of records.  A snapshot's says that the database holds all up to its index, and is there on the disk."""
+"""Record types. A snapshot record says that the database on disk has everything up to its index."""
 _LENGTH_BYTES = 8
 _CHUNK = 1 << 18
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected
@@ -25,7 +25,7 @@ _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected
 
 @dataclass(frozen=True)
 class Frame:
-    """One record: where it begins and where the next one would."""
+    """One record: its start and end, and its fields."""
 
     start: int
     end: int
@@ -35,12 +35,12 @@ class Frame:
 
     @property
     def snapshot_index(self) -> int:
-        """Of a snapshot's record: up to where the database must reach; 0 of any other."""
+        """The index that the database must reach, in a snapshot record; 0 in any other."""
         return dict(_fields(self.data)).get(1, 0) if self.type == SNAPSHOT else 0  # type: ignore[return-value]
 
 
 def frames(content: bytes, *, start: int = 0) -> Iterator[Frame]:
-    """The whole frames from ``start`` on; ends before one that is cut short."""
+    """Yield the complete frames from ``start`` on."""
     while start + _LENGTH_BYTES <= len(content):
         word = int.from_bytes(content[start : start + _LENGTH_BYTES], "little")
         length = word & ((1 << 56) - 1)
@@ -58,12 +58,12 @@ def frames(content: bytes, *, start: int = 0) -> Iterator[Frame]:
 
 
 def read(file: BinaryIO) -> tuple[bytes, list[Frame]]:
-    """What etcd has written from the file's position on, its frames, and maybe some of the zeros behind."""
+    """Return what etcd has written from the file's position on, perhaps with some zeros behind, and its frames."""
     content, found, end = b"", list[Frame](), 0
     while True:
         chunk = file.read(max(_CHUNK, len(content)))
         content += chunk
-        # On from the last frame: a file of many is not looked through again for each piece.
+        # Continue at the last frame, so that a large file is not parsed again for each chunk.
         found += frames(content, start=end)
         end = found[-1].end if found else 0
         if not chunk or (len(content) >= end + _LENGTH_BYTES and not any(content[end : end + _LENGTH_BYTES])):
@@ -71,7 +71,7 @@ def read(file: BinaryIO) -> tuple[bytes, list[Frame]]:
 
 
 def sound_end(content: bytes) -> int:
-    """Where the log ends that can be relied on: before a last frame that was written in part."""
+    """Return the valid end of the log: before a last frame that was written in part."""
     before: Frame | None = None
     last: Frame | None = None
     for frame in frames(content):
@@ -84,7 +84,7 @@ def sound_end(content: bytes) -> int:
 
 
 def crc32c(data: bytes, crc: int = 0) -> int:
-    """Continue a CRC-32C; some 5 MB a second, so for single records only."""
+    """Continue a CRC-32C. It processes some 5 MB/s, so use it for single records only."""
     crc ^= 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -92,7 +92,7 @@ def crc32c(data: bytes, crc: int = 0) -> int:
 
 
 def field(message: bytes, number: int) -> bytes:
-    """A byte string of a protobuf message, by its field's number; empty if it is not there."""
+    """Return a bytes field of a protobuf message by its number; empty if it is missing."""
     value = dict(_fields(message)).get(number, b"")
     return value if isinstance(value, bytes) else b""
 
@@ -111,7 +111,7 @@ def _number(value: int | bytes | None) -> int:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message: numbers and byte strings; ends at what it does not know or is cut short."""
+    """Yield field numbers and values of a protobuf message, up to a field that is unknown or truncated."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)
