@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hpk.agent.boot import linux, pause, runs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait for another process."""
-    limit = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < limit
-        time.sleep(0.002)
+from tests import waiting
 
 
 def state(process: int) -> str:
@@ -44,15 +33,15 @@ def test_it_holds_nothing_and_only_sigkill_ends_it(monkeypatch: pytest.MonkeyPat
     process = pause.begin()
     directory = Path(f"/proc/{process}")
     try:
-        until(lambda: not list((directory / "fd").iterdir()))
-        until(lambda: state(process) == "S")
+        waiting.block_until(lambda: not list((directory / "fd").iterdir()))
+        waiting.block_until(lambda: state(process) == "S")
         for number in (15, 10, 2, 1):
             os.kill(process, number)
         assert state(process) == "S"
         assert (directory / "environ").read_bytes() == b""
     finally:
         os.kill(process, 9)
-    until(lambda: state(process) == "Z")
+    waiting.block_until(lambda: state(process) == "Z")
 
 
 def test_one_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hpk import jobdir
 from hpk.agent.boot import oci, processes, runs, users
 from hpk.agent.life import leftovers
+from tests import waiting
 from tests.unit.agent.boot.test_oci import plan as oci_plan
 from tests.unit.agent.life import test_pod
 
@@ -60,10 +61,10 @@ def start(bench: test_pod.Bench, *containers: dict[str, Any], **changes: Any) ->
 async def test_it_runs_once_and_the_pod_takes_no_notice(bench: test_pod.Bench) -> None:
     """Its exit code and log are there, the same name is started once, and the pod ends as its own containers do."""
     task, images = start(bench, test_pod.one("c", UNTIL_TOLD), restart_policy="OnFailure")
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     for _ in range(2):
         bench.pod.add(debug("d", "echo here; exit 5"))
-    await bench.until(lambda: bench.exit_code("d") == 5)
+    await waiting.until(lambda: bench.exit_code("d") == 5)
     bench.pod.add(debug("d", "exit 0"))
     (bench.directory / "go").touch()
     await test_pod.ends(task)
@@ -78,10 +79,10 @@ async def test_the_pod_s_end_ends_it(bench: test_pod.Bench) -> None:
     """When the pod's own containers are done it gets the stop signal; it holds no sidecar up."""
     side = test_pod.one("s", FOREVER, "sidecar")
     task, _ = start(bench, side, test_pod.one("c", UNTIL_TOLD))
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     bench.pod.add(debug("d", FOREVER))
-    await bench.until(lambda: bench.record("d")["state"] == "running")
-    await bench.until(lambda: len(list(bench.directory.glob("[0-9]*"))) == 2)  # both have set their traps
+    await waiting.until(lambda: bench.record("d")["state"] == "running")
+    await waiting.until(lambda: len(list(bench.directory.glob("[0-9]*"))) == 2)  # both have set their traps
     (bench.directory / "go").touch()
     await test_pod.ends(task)
     assert (bench.exit_code("d"), bench.exit_code("s"), bench.exit_code("c")) == (7, 7, 0)
@@ -90,7 +91,7 @@ async def test_the_pod_s_end_ends_it(bench: test_pod.Bench) -> None:
 async def test_a_pod_that_ends_takes_none(bench: test_pod.Bench) -> None:
     """One that comes too late is not in the report: it has not been started and will not be."""
     task, _ = start(bench, test_pod.one("c", FOREVER))
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     bench.pod.end("Deleted")
     bench.pod.add(debug("d", "true"))
     await test_pod.ends(task)
@@ -101,12 +102,12 @@ async def test_it_waits_for_the_container_whose_processes_it_shares(bench: test_
     """While an init container runs the target does not: the status says so, and then it starts beside it."""
     init = test_pod.one("i", UNTIL_TOLD, "init")
     task, _ = start(bench, init, test_pod.one("c", FOREVER))
-    await bench.until(lambda: bench.record("i")["state"] == "running")
+    await waiting.until(lambda: bench.record("i")["state"] == "running")
     bench.pod.add(debug("d", "true", target="c"))
-    await bench.until(lambda: bench.record("d")["reason"] == "CreateContainerError")
+    await waiting.until(lambda: bench.record("d")["reason"] == "CreateContainerError")
     assert "container c yet: it is not running" in bench.record("d")["message"]
     (bench.directory / "go").touch()
-    await bench.until(lambda: bench.exit_code("d") == 0)
+    await waiting.until(lambda: bench.exit_code("d") == 0)
     assert bench.neighbours == {"d": "c"}
     bench.pod.end("Deleted")
     await test_pod.ends(task)
@@ -115,9 +116,9 @@ async def test_it_waits_for_the_container_whose_processes_it_shares(bench: test_
 async def test_a_target_that_has_ended_is_said(bench: test_pod.Bench) -> None:
     """Its processes are gone for good: the container fails by name, and the pod runs on."""
     task, _ = start(bench, test_pod.one("b", "true"), test_pod.one("c", FOREVER))
-    await bench.until(lambda: bench.exit_code("b") == 0)
+    await waiting.until(lambda: bench.exit_code("b") == 0)
     bench.pod.add(debug("d", "true", target="b"))
-    await bench.until(lambda: bench.exit_code("d") == 128)
+    await waiting.until(lambda: bench.exit_code("d") == 128)
     terminated = bench.record("d")["terminated"]
     assert terminated
     assert terminated["message"] == "Cannot share the processes of container b: it has ended"
@@ -129,9 +130,9 @@ async def test_a_target_that_has_ended_is_said(bench: test_pod.Bench) -> None:
 async def test_a_pod_that_ends_while_it_waits_is_not_held_up(bench: test_pod.Bench) -> None:
     """A target that never came does not keep the pod."""
     task, _ = start(bench, test_pod.one("i", FOREVER, "init"), test_pod.one("c", FOREVER))
-    await bench.until(lambda: bench.record("i")["state"] == "running")
+    await waiting.until(lambda: bench.record("i")["state"] == "running")
     bench.pod.add(debug("d", "true", target="c"))
-    await bench.until(lambda: bench.record("d")["reason"] == "CreateContainerError")
+    await waiting.until(lambda: bench.record("d")["reason"] == "CreateContainerError")
     bench.pod.end("Deleted")
     await test_pod.ends(task)
     assert bench.began == ["i"]
@@ -140,9 +141,9 @@ async def test_a_pod_that_ends_while_it_waits_is_not_held_up(bench: test_pod.Ben
 async def test_an_image_that_the_sandbox_cannot_see_is_named(bench: test_pod.Bench) -> None:
     """A SIF file of the user's is on a path of the node, which only some pods have."""
     task, images = start(bench, test_pod.one("c", FOREVER))
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     bench.pod.add(debug("d", "true", image="/x/a.sif", image_file=f"{jobdir.SANDBOX_HOST}/x/a.sif"))
-    await bench.until(lambda: bench.exit_code("d") == 128)
+    await waiting.until(lambda: bench.exit_code("d") == 128)
     terminated = bench.record("d")["terminated"]
     assert terminated
     assert terminated["message"].startswith("Cannot see the image /x/a.sif in this pod")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hpk import jobdir
 from hpk.agent.life import capturing, logs, messages
+from tests import waiting
 
 AT = 1_476_317_289_669_794_202
 
@@ -285,8 +286,7 @@ async def test_what_cannot_be_copied_does_not_stop_the_container(
 
     monkeypatch.setattr(capture, "_put", put_once)
     os.write(theirs, b"one\n")
-    while file._lost == 0:  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0.001)
+    await waiting.until(lambda: file._lost)
     os.write(theirs, b"two\n")
     os.close(theirs)
     await capture.finish(timeout_seconds=60)

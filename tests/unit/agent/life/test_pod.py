@@ -29,10 +29,10 @@ from hpk.agent.life import (
     running,
     starting,
 )
-from tests import background
+from tests import background, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from hpk import records
@@ -137,12 +137,6 @@ class Bench:
     def events(self, reason: str) -> list[str]:
         """The messages of the events with this reason."""
         return [event["message"] for event in self.all.reporter.report["events"] if event["reason"] == reason]
-
-    async def until(self, is_so: Callable[[], object]) -> None:
-        """Wait for the report to say so."""
-        async with asyncio.timeout(TIMEOUT):
-            while not is_so():  # noqa: ASYNC110 - a report has no event of its own
-                await asyncio.sleep(0.005)
 
     def log(self, name: str, number: int = 0) -> bytes:
         """A log file, as far as it is."""
@@ -260,7 +254,7 @@ async def test_sidecars_end_in_reverse_order(bench: Bench) -> None:
 async def test_a_crash_loop_waits_with_the_kubelet_s_words(bench: Bench) -> None:
     """The first restart is immediate; before the second the state says CrashLoopBackOff, and ending it is quick."""
     task = bench.start(one("c", "exit 1"), restart_policy="Always")
-    await bench.until(lambda: bench.record("c")["reason"] == "CrashLoopBackOff")
+    await waiting.until(lambda: bench.record("c")["reason"] == "CrashLoopBackOff")
     record = bench.record("c")
     assert record["message"] == "back-off 10s restarting failed container=c pod=p_ns(u-1)"
     assert record["restart_count"] == 1
@@ -299,14 +293,14 @@ async def test_a_container_that_cannot_be_configured_waits_and_is_tried_again(
     monkeypatch.setattr(container, "CONFIGURATION_SECONDS", 0.01)
     bench.unconfigured = {"c", "e"}
     task = bench.start(one("c", "exit 3"), one("d", "exit 0"), one("e", "exit 0"))
-    await bench.until(lambda: bench.exit_code("d") == 0)
-    await bench.until(lambda: bench.began.count("c") > 2)
+    await waiting.until(lambda: bench.exit_code("d") == 0)
+    await waiting.until(lambda: bench.began.count("c") > 2)
     record = bench.record("c")
     assert (record["state"], record["reason"]) == ("waiting", "CreateContainerConfigError")
     assert record["message"] == 'failed to prepare subPath for volumeMount "v" of container "c"'
     assert len(bench.events("Failed")) == 2
     bench.unconfigured = {"e"}
-    await bench.until(lambda: bench.exit_code("c") == 3)
+    await waiting.until(lambda: bench.exit_code("c") == 3)
     bench.pod.end("Deleted")
     await ends(task)
     assert bench.record("e")["state"] == "waiting"
@@ -326,7 +320,7 @@ async def test_a_fault_of_the_agent_ends_one_run_and_not_the_pod(
     monkeypatch.setattr(recording.Recorder, "running", faulty)
     first = {"c": 0}
     task = bench.start(one("c", "sleep 30; exit 0"), one("d", "exit 0"), restart_policy="OnFailure")
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     first["c"] = next(iter(bench.processes.values()))
     last = bench.record("c")["last_terminated"]
     assert last
@@ -335,7 +329,7 @@ async def test_a_fault_of_the_agent_ends_one_run_and_not_the_pod(
     assert "Traceback" in capsys.readouterr().out
     with pytest.raises(ProcessLookupError):
         os.kill(first["c"], 0)
-    await bench.until(lambda: bench.exit_code("d") == 0)
+    await waiting.until(lambda: bench.exit_code("d") == 0)
     bench.pod.end("Deleted", grace_seconds=0)
     await ends(task)
 
@@ -351,9 +345,9 @@ async def test_a_container_over_its_memory_limit_is_killed_alone(bench: Bench, m
     )
     over: set[int] = set()
     task = bench.start(one("c", WAIT, memory_limit=100), one("d", WAIT, memory_limit=100), restart_policy="OnFailure")
-    await bench.until(lambda: bench.record("c")["state"] == bench.record("d")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == bench.record("d")["state"] == "running")
     over.add(bench.processes[bench.record("c")["container_id"]])
-    await bench.until(lambda: bench.record("c")["restart_count"] == 1)
+    await waiting.until(lambda: bench.record("c")["restart_count"] == 1)
     last = bench.record("c")["last_terminated"]
     assert last
     assert (last["reason"], last["exit_code"]) == ("OOMKilled", 137)
@@ -370,14 +364,14 @@ async def test_whom_the_kernel_killed_for_want_of_memory_is_oom_killed(
     task = bench.start(one("c", WAIT), one("d", WAIT), one("e", WAIT))
     counts = {"kills": 0}
     monkeypatch.setattr(bench.all.memory.kills, "count", lambda: counts["kills"])
-    await bench.until(lambda: {bench.record(name)["state"] for name in "cde"} == {"running"})
+    await waiting.until(lambda: {bench.record(name)["state"] for name in "cde"} == {"running"})
     counts["kills"] += 1
     os.kill(bench.processes[bench.record("c")["container_id"]], signal.SIGKILL)
-    await bench.until(lambda: bench.record("c")["terminated"])
+    await waiting.until(lambda: bench.record("c")["terminated"])
     bench.all.memory.kills.look()
     bench.all.memory.kills.look()
     os.kill(bench.processes[bench.record("d")["container_id"]], signal.SIGKILL)
-    await bench.until(lambda: bench.record("d")["terminated"])
+    await waiting.until(lambda: bench.record("d")["terminated"])
     bench.pod.end("Deleted")
     await ends(task)
     reasons = [(found := bench.record(name)["terminated"]) and found["reason"] for name in "cde"]
@@ -404,8 +398,8 @@ async def test_a_kill_before_the_agent_was_ready_is_known(bench: Bench, monkeypa
 async def test_deletion_is_sigterm_and_the_reason_stays(bench: Bench) -> None:
     """The process gets its chance; a container whose policy is Always is not started again."""
     task = bench.start(one("c", WAIT), restart_policy="Always")
-    await bench.until(lambda: bench.record("c")["state"] == "running")
-    await bench.until(lambda: b"up" in bench.log("c"))
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: b"up" in bench.log("c"))
     bench.pod.end("Deleted", message="bye", grace_seconds=30)
     bench.pod.end("TimeLimit")
     await ends(task)
@@ -421,7 +415,7 @@ DEAF = "trap '' TERM; echo up; while :; do sleep 0.02; done"
 async def test_a_deaf_process_is_killed_when_the_grace_is_over(bench: Bench) -> None:
     """SIGKILL comes at the deadline, not before."""
     task = bench.start(one("c", DEAF))
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     started = time.monotonic()
     bench.pod.end("Deleted", grace_seconds=0.2)
     await ends(task)
@@ -432,7 +426,7 @@ async def test_a_deaf_process_is_killed_when_the_grace_is_over(bench: Bench) -> 
 async def test_a_shorter_grace_that_comes_later_is_honoured(bench: Bench) -> None:
     """A force deletion does not wait for the grace of the deletion before it."""
     task = bench.start(one("c", DEAF))
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     bench.pod.end("Deleted", grace_seconds=300)
     await asyncio.sleep(0)
     bench.pod.end("Deleted", grace_seconds=0.05)
@@ -442,7 +436,7 @@ async def test_a_shorter_grace_that_comes_later_is_honoured(bench: Bench) -> Non
 async def test_a_later_longer_grace_changes_nothing(bench: Bench) -> None:
     """The grace can only become shorter."""
     task = bench.start(one("c", DEAF))
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     bench.pod.end("Deleted", grace_seconds=0.05)
     bench.pod.end("Deleted", grace_seconds=300)
     await ends(task)
@@ -451,7 +445,7 @@ async def test_a_later_longer_grace_changes_nothing(bench: Bench) -> None:
 async def test_the_deadline_ends_the_pod(bench: Bench) -> None:
     """activeDeadlineSeconds is kept by the agent, in the kubelet's words."""
     task = bench.start(one("c", WAIT), deadline_at=time.time() + 0.1)
-    await bench.until(lambda: bench.began)
+    await waiting.until(lambda: bench.began)
     bench.pod.set_clock(0.0)
     await ends(task)
     ended = bench.all.reporter.report["ended"]
@@ -464,7 +458,7 @@ async def test_a_pod_is_evicted_for_its_disk(bench: Bench, monkeypatch: pytest.M
     """At once, in the kubelet's words, as its end and as an event."""
     monkeypatch.setattr(pod, "EVICTION_SECONDS", 0.05)
     task = bench.start(one("c", DEAF))
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     bench.pod.evict("Usage of …")
     await ends(task)
     assert bench.all.reporter.report["ended"] == {"reason": "Evicted", "message": "Usage of …"}
@@ -476,7 +470,7 @@ async def test_a_pod_is_evicted_for_its_disk(bench: Bench, monkeypatch: pytest.M
 async def test_the_deadline_is_the_kubelet_s_whose_clock_differs(bench: Bench, ahead: float) -> None:
     """By this node's clock it is over, or two minutes away; by the kubelet's, which counts, it is 0.3 s away."""
     task = bench.start(one("c", WAIT), deadline_at=time.time() - ahead + 0.3)
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     assert bench.all.reporter.report["ended"] is None
     assert bench.pod.set_clock(ahead)
     assert bench.all.reporter.report["clock_ahead_seconds"] == ahead
@@ -499,7 +493,7 @@ async def test_the_deadline_is_kept_without_a_kubelet(bench: Bench, monkeypatch:
 async def test_ending_a_pod_that_initializes_stops_the_init_container(bench: Bench) -> None:
     """And nothing after it starts."""
     task = bench.start(one("i", WAIT, "init"), one("c", "true"))
-    await bench.until(lambda: bench.record("i")["state"] == "running")
+    await waiting.until(lambda: bench.record("i")["state"] == "running")
     bench.pod.end("Deleted")
     await ends(task)
     assert bench.began == ["i"]
@@ -509,7 +503,7 @@ async def test_slurm_s_kill_wait_bounds_the_grace(bench: Bench) -> None:
     """A pod with a long grace is killed by the agent before Slurm kills the agent, so that its end is reported."""
     task = bench.start(one("c", DEAF), grace_seconds=300)
     bench.all.box.facts.kill_wait_seconds = 1.0
-    await bench.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
     bench.pod.end("Signalled")
     await ends(task)
     assert bench.exit_code("c") == 137
@@ -535,8 +529,8 @@ async def test_the_stop_signal_is_the_container_s_own(bench: Bench) -> None:
     """An image's STOPSIGNAL takes the place of SIGTERM."""
     script = "trap 'exit 9' INT; trap 'exit 1' TERM; echo up; while :; do sleep 0.02; done"
     task = bench.start(one("c", script, stop_signal="SIGINT"))
-    await bench.until(lambda: bench.record("c")["state"] == "running")
-    await bench.until(lambda: b"up" in bench.log("c"))
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: b"up" in bench.log("c"))
     bench.pod.end("Deleted")
     await ends(task)
     assert bench.exit_code("c") == 9
@@ -569,7 +563,7 @@ def probe(command: str, **numbers: Any) -> dict[str, Any]:
 async def test_a_container_without_probes_is_started_and_ready(bench: Bench) -> None:
     """As soon as it runs."""
     bench.start(one("c", WAIT))
-    await bench.until(lambda: bench.record("c")["ready"] and bench.record("c")["started"])
+    await waiting.until(lambda: bench.record("c")["ready"] and bench.record("c")["started"])
 
 
 async def test_a_startup_probe_holds_back_what_comes_after(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,7 +572,7 @@ async def test_a_startup_probe_holds_back_what_comes_after(bench: Bench, monkeyp
     monkeypatch.setattr(execs, "execute", commands.execute)
     sidecar = one("s", WAIT, "sidecar", startup_probe=probe("up", failureThreshold=1000), liveness_probe=probe("alive"))
     task = bench.start(sidecar, one("c", "true"))
-    await bench.until(lambda: commands.ran.count("up") > 2)
+    await waiting.until(lambda: commands.ran.count("up") > 2)
     assert bench.began == ["s"]
     assert "alive" not in commands.ran
     assert not bench.record("s")["started"]
@@ -592,13 +586,13 @@ async def test_readiness_follows_its_probe_both_ways(bench: Bench, monkeypatch: 
     commands = Commands(ready=(1, "not yet"))
     monkeypatch.setattr(execs, "execute", commands.execute)
     bench.start(one("c", WAIT, readiness_probe=probe("ready", failureThreshold=1)))
-    await bench.until(lambda: bench.events("Unhealthy"))
+    await waiting.until(lambda: bench.events("Unhealthy"))
     assert bench.events("Unhealthy")[0] == "Readiness probe failed: not yet"
     assert not bench.record("c")["ready"]
     commands.answers["ready"] = (0, "")
-    await bench.until(lambda: bench.record("c")["ready"])
+    await waiting.until(lambda: bench.record("c")["ready"])
     commands.answers["ready"] = (1, "")
-    await bench.until(lambda: not bench.record("c")["ready"])
+    await waiting.until(lambda: not bench.record("c")["ready"])
     assert bench.record("c")["restart_count"] == 0
 
 
@@ -607,7 +601,7 @@ async def test_a_failed_liveness_probe_restarts_the_container(bench: Bench, monk
     commands = Commands()
     monkeypatch.setattr(execs, "execute", commands.execute)
     task = bench.start(one("c", WAIT, liveness_probe=probe("hangs", failureThreshold=2)), restart_policy="Always")
-    await bench.until(lambda: bench.record("c")["restart_count"] == 1)
+    await waiting.until(lambda: bench.record("c")["restart_count"] == 1)
     assert bench.events("Killing")[0] == "Container c failed liveness probe, will be restarted"
     assert len(commands.ran) >= 2
     assert "Liveness probe failed: command timed out" in bench.events("Unhealthy")[0]
@@ -625,7 +619,7 @@ async def test_a_pre_stop_hook_runs_before_the_signal(bench: Bench, monkeypatch:
         one("c", WAIT, lifecycle=hook), one("d", WAIT, lifecycle={"preStop": {"exec": {"command": ["hangs"]}}})
     )
     for name in "cd":
-        await bench.until(lambda name=name: b"up" in bench.log(name))  # type: ignore[misc]
+        await waiting.until(lambda name=name: b"up" in bench.log(name))  # type: ignore[misc]
     bench.pod.end("Deleted", grace_seconds=0.1)
     await ends(task)
     assert set(commands.ran) == {"bye", "hangs"}
@@ -637,7 +631,7 @@ async def test_apps_wait_for_the_post_start_hook_before_them(bench: Bench, monke
     commands = Commands()
     monkeypatch.setattr(execs, "execute", commands.execute)
     task = bench.start(one("c", WAIT, lifecycle={"postStart": {"exec": {"command": ["go"]}}}), one("d", "true"))
-    await bench.until(lambda: commands.ran)
+    await waiting.until(lambda: commands.ran)
     assert bench.began == ["c"]
     bench.pod.end("Deleted")
     await ends(task)
@@ -693,7 +687,7 @@ async def test_what_happens_is_told_however_many_events_there_were(
     script = "sleep 0.1; exit 1"
     task = bench.start(one("c", script, startup_probe=probe("hangs", timeoutSeconds=60)), restart_policy="OnFailure")
     bench.all.reporter.attach(Uplink())
-    await bench.until(lambda: {("running", ""), ("waiting", "CrashLoopBackOff")} <= states)
+    await waiting.until(lambda: {("running", ""), ("waiting", "CrashLoopBackOff")} <= states)
     bench.pod.end("Deleted")
     await ends(task)
 
@@ -713,7 +707,7 @@ async def test_a_container_with_a_new_image_is_restarted_with_it(bench: Bench) -
     """Whatever its restart policy says, with its grace, once; and the event is the kubelet's."""
     old = one("c", "trap 'exit 3' TERM; echo old; while :; do sleep 0.01; done", image="i", image_id="1")
     task = bench.start(old)
-    await bench.until(lambda: b"old" in bench.log("c"))
+    await waiting.until(lambda: b"old" in bench.log("c"))
     new = one("c", "echo new; sleep 0.2", image="j", image_id="2")
     bench.pod.add(new)  # type: ignore[arg-type]
     bench.pod.add(new)  # type: ignore[arg-type] # said again
@@ -740,13 +734,13 @@ async def test_the_stop_of_a_run_that_has_ended_spares_the_next(bench: Bench, mo
     lifecycle = {"preStop": {"exec": {"command": ["hook"]}}}
     old = "touch $W/old; until test -e $W/go; do sleep 0.01; done"
     task = bench.start(one("c", old, image="i", image_id="1", lifecycle=lifecycle), grace_seconds=600)
-    await bench.until((bench.directory / "old").exists)
+    await waiting.until((bench.directory / "old").exists)
     new = "trap 'exit 9' TERM; touch $W/new; until test -e $W/end; do sleep 0.01; done"
     bench.pod.add(one("c", new, image="j", image_id="2", lifecycle=lifecycle))  # type: ignore[arg-type]
     (bench.directory / "go").touch()
-    await bench.until((bench.directory / "new").exists)
+    await waiting.until((bench.directory / "new").exists)
     hook.set()
-    await bench.until(lambda: not bench.all._background)
+    await waiting.until(lambda: not bench.all._background)
     (bench.directory / "end").touch()
     await ends(task)
     assert bench.exit_code("c") == 0
@@ -756,7 +750,7 @@ async def test_the_stop_of_a_run_that_has_ended_spares_the_next(bench: Bench, mo
 async def test_a_crashing_container_with_a_new_image_does_not_wait_for_the_pause(bench: Bench) -> None:
     """The back-off was the old image's."""
     task = bench.start(one("c", "exit 1", image="i", image_id="1"), restart_policy="OnFailure")
-    await bench.until(lambda: bench.record("c")["reason"] == "CrashLoopBackOff")
+    await waiting.until(lambda: bench.record("c")["reason"] == "CrashLoopBackOff")
     bench.pod.add(one("c", "exit 0", image="j", image_id="2"))  # type: ignore[arg-type]
     await ends(task)
     assert bench.exit_code("c") == 0
@@ -769,7 +763,7 @@ async def test_a_running_init_container_is_not_restarted_for_a_new_image(bench: 
         one("i", "touch $W/up; until test -e $W/go; do sleep 0.01; done", "init", image="i", image_id="1"),
         one("c", "true", image="i", image_id="1"),
     )
-    await bench.until((bench.directory / "up").exists)
+    await waiting.until((bench.directory / "up").exists)
     bench.pod.add(one("i", "false", "init", image="j", image_id="2"))  # type: ignore[arg-type]
     (bench.directory / "go").touch()
     await ends(task)

@@ -14,7 +14,7 @@ import pytest
 
 from hpk import pki
 from hpk.agent.life import hooks, httpget, probes
-from tests import background
+from tests import background, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -343,8 +343,7 @@ async def test_a_probe_that_fails_in_an_unforeseen_way_counts_as_failed_and_is_a
         set_ready=ready.append,
     )
     watching = asyncio.create_task(probes.watch(context, target))
-    while len(ready) < 3:  # noqa: ASYNC110 - a list has no event
-        await asyncio.sleep(0.001)
+    await waiting.until(lambda: len(ready) >= 3)
     await background.end(watching)
     assert ready == [True, False, True]
     assert "RuntimeError: unforeseen" in events[0]

@@ -22,7 +22,7 @@ from hpk.agent.boot import processes, runs
 from hpk.agent.life import capturing, execs, logs, podcontext, reaping, report
 from hpk.agent.serve import sessions as agent_sessions
 from hpk.link import peer, sessions
-from tests import background
+from tests import background, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -153,9 +153,7 @@ def open_descriptors() -> set[str]:
 
 async def gone(process: int) -> None:
     """Wait until a process is no more."""
-    async with asyncio.timeout(TIMEOUT):
-        while Path(f"/proc/{process}").exists():  # noqa: ASYNC110, ASYNC240 - nothing tells of it
-            await asyncio.sleep(0.01)
+    await waiting.until(lambda: not Path(f"/proc/{process}").exists())
 
 
 # -- exec -------------------------------------------------------------------------------------------------------

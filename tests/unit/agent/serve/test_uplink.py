@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk.agent.serve import uplink
+from tests import waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-
-TIMEOUT = 30.0
 
 
 class Far:
@@ -67,13 +66,6 @@ async def make(far: Far, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Calla
         await one.close()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for it."""
-    async with asyncio.timeout(TIMEOUT):
-        while not holds():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(0.001)
-
-
 async def test_a_pod_that_ends_at_once_rings(far: Far, make: Callable[[bool], uplink.Uplink]) -> None:
     """And does not dial."""
     await make(True).told(3)
@@ -94,7 +86,7 @@ async def test_a_pod_that_lives_dials(
     monkeypatch.setattr(uplink, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(uplink, "DIAL_SECONDS", 0.0)
     one = make(True)
-    await until(lambda: far.dialled == 1)
+    await waiting.until(lambda: far.dialled == 1)
     assert far.attached == ["ringer"]
     await one.told(9)
     assert (far.told, far.dialled) == ([9], 1)
@@ -103,7 +95,7 @@ async def test_a_pod_that_lives_dials(
 async def test_a_pod_that_is_waited_for_dials_at_once(far: Far, make: Callable[[bool], uplink.Uplink]) -> None:
     """Nothing rings."""
     make(False)
-    await until(lambda: far.dialled == 1)
+    await waiting.until(lambda: far.dialled == 1)
     assert far.attached == []
 
 
