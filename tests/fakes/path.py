@@ -10,7 +10,7 @@ from hpk import errors, jobdir
 from hpk.aio import backoff
 from hpk.kube import v1
 from hpk.pods import admit, agents, correlate, events, gate, model, prepare, report, services, watch
-from tests import virtual
+from tests import virtual, waiting
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -301,8 +301,4 @@ class World:
 
     async def until(self, holds: Callable[[], bool], *, seconds: float = SECONDS) -> None:
         """Wait until it holds; the test fails if it never does."""
-        pause = 0.002
-        async with asyncio.timeout(seconds):
-            while not holds():  # any condition of the world, which has no event of its own
-                await asyncio.sleep(pause)
-                pause = min(1.05 * pause, LONGEST_LOOK_SECONDS)
+        await waiting.until(holds, limit_seconds=seconds, longest_pause_seconds=LONGEST_LOOK_SECONDS)

@@ -16,11 +16,11 @@ from hpk.aio import backoff
 from hpk.kube import v1
 from hpk.pods import admit, bind, events, occupants, schedule
 from hpk.slurm import model
-from tests import background
+from tests import background, waiting
 from tests.fakes import kube
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 PODS = "/api/v1/namespaces/ns/pods"
 CLUSTER = admit.Cluster(name="hpk", labels={"kubernetes.io/hostname": "hpk"}, allocatable={"pods": Decimal(2)})
@@ -43,10 +43,10 @@ class World:
 
     def create(self, name: str, **spec: Any) -> None:
         """A pod that waits; its binding answers as the API server does."""
-        waiting = {"schedulerName": "default-scheduler", "containers": [{"name": "c", "image": "i"}], **spec}
+        template = {"schedulerName": "default-scheduler", "containers": [{"name": "c", "image": "i"}], **spec}
         self.api.reactions[f"{PODS}/{name}/binding"] = lambda _body: self._bound(name)
         meta = {"name": name, "namespace": "ns", "creationTimestamp": "2026-01-01T00:00:00Z"}
-        self.api.put(f"{PODS}/{name}", {"metadata": meta, "spec": waiting})
+        self.api.put(f"{PODS}/{name}", {"metadata": meta, "spec": template})
 
     def _bound(self, name: str) -> dict[str, Any]:
         """The pod is on the node, and the kubelet's watch has seen it."""
@@ -83,12 +83,6 @@ class World:
         """The bindings that were asked for."""
         return [call for call in self.api.calls if call.path.endswith("/binding")]
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until it holds."""
-        async with asyncio.timeout(30):
-            while not holds():  # noqa: ASYNC110 - the fake has no event of its own
-                await asyncio.sleep(0.002)
-
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
@@ -102,7 +96,7 @@ async def world() -> AsyncIterator[World]:
 async def test_a_waiting_pod_is_bound_to_the_node_by_its_uid(world: World) -> None:
     """The UID keeps a pod of the same name from being bound in its place."""
     world.create("p")
-    await world.until(lambda: world.told == ["Scheduled"])
+    await waiting.until(lambda: world.told == ["Scheduled"])
     (call,) = world.bindings()
     assert call.body["target"]["name"] == "hpk"
     assert call.body["metadata"]["uid"] == world.api.peek(f"{PODS}/p")["metadata"]["uid"]
@@ -113,7 +107,7 @@ async def test_a_gated_pod_and_another_schedulers_pod_wait(world: World) -> None
     world.create("gated", schedulingGates=[{"name": "x"}])
     world.create("other", schedulerName="mine")
     world.create("p")
-    await world.until(lambda: bool(world.bindings()) and world.is_idle())
+    await waiting.until(lambda: bool(world.bindings()) and world.is_idle())
     assert world.bound() == ["p"]
     assert sorted(world.told) == ["FailedScheduling", "Scheduled"]  # the former of the other scheduler's
 
@@ -123,7 +117,7 @@ async def test_a_pod_that_is_gone_or_bound_is_left_alone(world: World, error: er
     """Nothing is told, and nothing tried again."""
     world.api.fail(error, path=f"{PODS}/p/binding")
     world.create("p")
-    await world.until(lambda: bool(world.bindings()) and world.is_idle())
+    await waiting.until(lambda: bool(world.bindings()) and world.is_idle())
     assert (world.told, world.binder.queue._timers, len(world.others)) == ([], {}, 0)
 
 
@@ -132,7 +126,7 @@ async def test_a_refused_binding_is_told_and_tried_again(world: World, monkeypat
     monkeypatch.setattr(bind, "RETRIES", backoff.Policy(first_seconds=0.01, cap_seconds=0.02))
     world.api.fail(errors.Rejected("forbidden"), path=f"{PODS}/p/binding")
     world.create("p")
-    await world.until(lambda: world.told == ["FailedScheduling", "Scheduled"])
+    await waiting.until(lambda: world.told == ["FailedScheduling", "Scheduled"])
 
 
 async def test_refused_bindings_are_tried_with_growing_pauses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +143,7 @@ async def test_refused_bindings_are_tried_with_growing_pauses(world: World, monk
     for _ in range(4):
         world.api.fail(errors.Rejected("forbidden"), path=f"{PODS}/p/binding")
     world.create("p")
-    await world.until(lambda: "Scheduled" in world.told)
+    await waiting.until(lambda: "Scheduled" in world.told)
     assert [pause for pause in pauses if pause] == [0.01, 0.02, 0.04, 0.04]
     assert world.binder._refused == {}
 
@@ -158,41 +152,41 @@ async def test_a_pod_that_is_hindered_says_so_once_and_is_bound_when_that_has_ch
     """Pending, PodScheduled False, Unschedulable, an event; nothing is written again while nothing is new."""
     world.change(is_unschedulable=True)
     world.create("p")
-    await world.until(lambda: world.told == ["FailedScheduling"] and world.is_idle())
+    await waiting.until(lambda: world.told == ["FailedScheduling"] and world.is_idle())
     (condition,) = world.conditions("p")
     assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", "Unschedulable")
     assert condition["message"].startswith("0/1 nodes are available: 1 node(s) were unschedulable.")
     calls = len(world.api.calls)
     world.change(is_unschedulable=True, partition_names=frozenset({"new"}))
-    await world.until(world.is_idle)
+    await waiting.until(world.is_idle)
     assert (len(world.api.calls), world.bound()) == (calls, [])
     world.change()
-    await world.until(lambda: world.told == ["FailedScheduling", "Scheduled"])
+    await waiting.until(lambda: world.told == ["FailedScheduling", "Scheduled"])
 
 
 async def test_a_pod_waits_for_the_node_to_be_there(world: World) -> None:
     """In kube-scheduler's words."""
     world.cluster = None
     world.create("p")
-    await world.until(lambda: bool(world.conditions("p")))
+    await waiting.until(lambda: bool(world.conditions("p")))
     assert world.conditions("p")[0]["message"] == "no nodes available to schedule pods"
     world.change()
-    await world.until(lambda: world.bound() == ["p"])
+    await waiting.until(lambda: world.bound() == ["p"])
 
 
 async def test_a_full_node_takes_one_pod_for_each_that_ends_the_most_important_first(world: World) -> None:
     """A pod's end wakes one of those that wait for any, not all."""
     for number in range(2):
         world.create(f"p{number}")
-    await world.until(lambda: len(world.bindings()) == 2)
+    await waiting.until(lambda: len(world.bindings()) == 2)
     for number in range(2, 5):
         world.create(f"p{number}", priority=number // 4)
-    await world.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
+    await waiting.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
     assert world.conditions("p2")[0]["message"].startswith("0/1 nodes are available: 1 Too many pods.")
     world.end("p0")
-    await world.until(lambda: len(world.bindings()) == 3 and world.is_idle())
+    await waiting.until(lambda: len(world.bindings()) == 3 and world.is_idle())
     world.end("p1")
-    await world.until(lambda: len(world.bindings()) == 4 and world.is_idle())
+    await waiting.until(lambda: len(world.bindings()) == 4 and world.is_idle())
     assert world.bound()[2:] == ["p4", "p2"]
 
 
@@ -201,13 +195,13 @@ async def test_places_that_become_free_together_are_all_taken(world: World) -> N
     world.change(allocatable={"pods": Decimal(4)})
     for number in range(4):
         world.create(f"p{number}")
-    await world.until(lambda: len(world.bindings()) == 4)
+    await waiting.until(lambda: len(world.bindings()) == 4)
     for number in range(4, 10):
         world.create(f"p{number}")
-    await world.until(lambda: world.told.count("FailedScheduling") == 6 and world.is_idle())
+    await waiting.until(lambda: world.told.count("FailedScheduling") == 6 and world.is_idle())
     for number in range(3):
         world.end(f"p{number}")
-    await world.until(lambda: len(world.bindings()) == 7 and world.is_idle())
+    await waiting.until(lambda: len(world.bindings()) == 7 and world.is_idle())
     assert world.bound()[4:] == ["p4", "p5", "p6"]
 
 
@@ -215,15 +209,15 @@ async def test_a_pod_that_leaves_the_line_at_its_turn_leaves_the_place_to_the_ne
     """It is deleted, or its binding is refused; the refused one is not asked for again and again."""
     for number in range(2):
         world.create(f"p{number}")
-    await world.until(lambda: len(world.bindings()) == 2)
+    await waiting.until(lambda: len(world.bindings()) == 2)
     for number in range(2, 5):
         world.create(f"p{number}")
-    await world.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
+    await waiting.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
     for _ in range(9):
         world.api.fail(errors.Rejected("forbidden"), path=f"{PODS}/p2/binding")
     world.api.fail(errors.NotFound("deleted"), path=f"{PODS}/p3/binding")
     world.end("p0")
-    await world.until(lambda: len(world.bindings()) == 5 and world.is_idle())
+    await waiting.until(lambda: len(world.bindings()) == 5 and world.is_idle())
     assert world.bound()[2:] == ["p2", "p3", "p4"]
 
 
@@ -231,17 +225,17 @@ async def test_an_api_server_that_is_away_is_not_asked_for_all_that_wait(world: 
     """The first keeps its turn, and the place, until it has an answer."""
     for number in range(2):
         world.create(f"p{number}")
-    await world.until(lambda: len(world.bindings()) == 2)
+    await waiting.until(lambda: len(world.bindings()) == 2)
     for number in range(2, 5):
         world.create(f"p{number}")
-    await world.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
+    await waiting.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
     for _ in range(2):
         world.api.fail(errors.ApiUnavailable("away"), path=f"{PODS}/p2/binding")
     with testing.capture_logs():
         world.end("p0")
-        await world.until(lambda: len(world.bindings()) == 5 and world.is_idle())
+        await waiting.until(lambda: len(world.bindings()) == 5 and world.is_idle())
     world.end("p1")
-    await world.until(lambda: len(world.bindings()) == 6 and world.is_idle())
+    await waiting.until(lambda: len(world.bindings()) == 6 and world.is_idle())
     assert world.bound()[2:] == ["p2", "p2", "p2", "p3"]
 
 
@@ -249,10 +243,10 @@ async def test_a_pod_that_was_bound_already_leaves_the_other_places_to_the_next(
     """The answer to its binding was lost, and the kubelet's watch has seen it before the second one."""
     for number in range(2):
         world.create(f"p{number}")
-    await world.until(lambda: len(world.bindings()) == 2)
+    await waiting.until(lambda: len(world.bindings()) == 2)
     for number in range(2, 5):
         world.create(f"p{number}")
-    await world.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
+    await waiting.until(lambda: world.told.count("FailedScheduling") == 3 and world.is_idle())
 
     def bound_before(_body: Any) -> Any:
         world._bound("p2")
@@ -261,7 +255,7 @@ async def test_a_pod_that_was_bound_already_leaves_the_other_places_to_the_next(
     world.api.reactions[f"{PODS}/p2/binding"] = bound_before
     for number in range(2):
         world.end(f"p{number}")
-    await world.until(lambda: len(world.bindings()) == 4 and world.is_idle())
+    await waiting.until(lambda: len(world.bindings()) == 4 and world.is_idle())
     assert world.bound()[2:] == ["p2", "p3"]
 
 
@@ -274,16 +268,16 @@ async def test_a_pods_end_writes_nothing_on_those_that_still_wait(world: World) 
 
     for name in ("p0", "p1"):
         world.create(name, **wanting(1))
-    await world.until(lambda: len(world.bindings()) == 2)
+    await waiting.until(lambda: len(world.bindings()) == 2)
     for name in ("p2", "p3"):
         world.create(name, **wanting(2))
-    await world.until(lambda: world.told.count("FailedScheduling") == 2 and world.is_idle())
+    await waiting.until(lambda: world.told.count("FailedScheduling") == 2 and world.is_idle())
     before = len(world.api.calls)
     world.end("p0")
-    await world.until(world.is_idle)
+    await waiting.until(world.is_idle)
     assert len(world.api.calls) == before
     world.end("p1")
-    await world.until(lambda: len(world.bindings()) == 3)
+    await waiting.until(lambda: len(world.bindings()) == 3)
 
 
 async def test_another_schedulers_pod_is_told_whom_it_waits_for(world: World) -> None:
@@ -302,7 +296,7 @@ async def test_a_pod_that_cannot_be_had_is_bound_all_the_same(world: World) -> N
     meta = {"name": "p", "namespace": "ns", "annotations": {"slurm.hpk.io/flags": "--wrap=x"}}
     spec = {"schedulerName": "default-scheduler", "containers": [{"name": "c", "image": "i"}]}
     world.api.put(f"{PODS}/p", {"metadata": meta, "spec": spec})
-    await world.until(lambda: world.bound() == ["p"])
+    await waiting.until(lambda: world.bound() == ["p"])
 
 
 async def test_a_round_that_raises_is_told_on_the_pod(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,5 +308,5 @@ async def test_a_round_that_raises_is_told_on_the_pod(world: World, monkeypatch:
     monkeypatch.setattr(schedule, "hindrance", surprised)
     with testing.capture_logs():
         world.create("p")
-        await world.until(lambda: world.told == ["FailedScheduling"])
+        await waiting.until(lambda: world.told == ["FailedScheduling"])
     assert world.bound() == []

@@ -12,7 +12,7 @@ import pytest
 from hpk import errors
 from hpk.kube import v1
 from hpk.pods import events
-from tests import background
+from tests import background, waiting
 from tests.fakes import kube
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ async def told(api: kube.FakeKube) -> AsyncIterator[events.Recorder]:
 
 async def posted(api: kube.FakeKube, *, calls: int) -> list[dict[str, Any]]:
     """The events in the API server after this many requests."""
-    async with asyncio.timeout(30):
-        while len(api.calls) < calls:  # noqa: ASYNC110 - the fake has no event of its own
-            await asyncio.sleep(0.002)
+    await waiting.until(lambda: len(api.calls) >= calls)
     return await api.list(EVENTS)
 
 

@@ -7,9 +7,8 @@ import fcntl
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +16,7 @@ from hpk import jobdir
 from hpk.kube import v1
 from hpk.network import sandbox
 from hpk.pods import admit, script, translate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests import waiting
 
 GOLDEN = Path(__file__).parent / "golden"
 DIRECTORY = Path("/home/alice/.hpk/pods/0b4e")
@@ -190,11 +187,11 @@ def test_a_job_s_signals_reach_the_pod_only_where_they_are_asked_for(
     argv = ["env", "--default-signal", "bash", "-c", rendered(one, f"{tmp_path}/hpk-0b4e", agent)]
     job = subprocess.Popen(argv, env=ENVIRONMENT, start_new_session=True, cwd=tmp_path)
     try:
-        until((tmp_path / "claim").exists)
+        waiting.block_until((tmp_path / "claim").exists)
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGRTMIN + 3):
             job.send_signal(number)
         for name in heard[:-1]:
-            until(lambda name=name: name in (tmp_path / "heard").read_text())  # type: ignore[misc]
+            waiting.block_until(lambda name=name: name in (tmp_path / "heard").read_text())  # type: ignore[misc]
         job.terminate()
         assert job.wait(timeout=100) == 7
     finally:
@@ -222,7 +219,7 @@ exit 7"""
     environment = pausing(tmp_path, "echo $1 >> pauses; exec /bin/sleep 0.2")
     job = subprocess.Popen(argv, env=environment, start_new_session=True, cwd=tmp_path)
     try:
-        until((tmp_path / moment).exists)
+        waiting.block_until((tmp_path / moment).exists)
         job.send_signal(number)
         (tmp_path / "go").touch()
         assert job.wait(timeout=100) == code
@@ -241,7 +238,7 @@ def test_a_warning_while_the_prelude_runs_reaches_the_agent(tmp_path: Path) -> N
     argv = ["env", "--default-signal", "bash", "-c", text]
     job = subprocess.Popen(argv, env=ENVIRONMENT, start_new_session=True, cwd=tmp_path)
     try:
-        until((tmp_path / "up").exists)
+        waiting.block_until((tmp_path / "up").exists)
         job.send_signal(jobdir.WARNING_SIGNAL)
         (tmp_path / "go").touch()
         assert job.wait(timeout=100) == 7
@@ -278,7 +275,7 @@ def test_a_job_that_is_told_to_end_does_not_wait_for_another_try(tmp_path: Path)
     environment = pausing(tmp_path, "echo > pausing; exec tail -f /dev/null")
     job = subprocess.Popen(argv, env=environment, cwd=tmp_path, start_new_session=True)
     try:
-        until((tmp_path / "pausing").exists)
+        waiting.block_until((tmp_path / "pausing").exists)
         job.terminate()
         assert job.wait(timeout=100) == 255
     finally:
@@ -294,9 +291,3 @@ def pausing(tmp_path: Path, text: str) -> dict[str, str]:
     (tmp_path / "bin/sleep").write_text(f"#!/bin/sh\n{text}\n")
     (tmp_path / "bin/sleep").chmod(0o755)
     return {**ENVIRONMENT, "PATH": f"{tmp_path}/bin:{ENVIRONMENT['PATH']}"}
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait until it holds."""
-    while not holds():
-        time.sleep(0.005)

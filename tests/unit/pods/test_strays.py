@@ -14,7 +14,7 @@ from hpk import errors, jobdir
 from hpk.pods import model, strays, submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
-from tests import background
+from tests import background, waiting
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ async def test_a_pod_that_was_deleted_in_between_is_its_workers_to_end(state: jo
     polling = poller.Poller(fake.FakeSource(jobs))
     mine = submit.JobPerPod(cast("Any", Slurm()), polling, state=state, on_change=woken.append)
     tasks = [asyncio.create_task(polling.run()), asyncio.create_task(mine.sweep(Pods()))]
-    async with asyncio.timeout(10):
-        while len(cancelled) < 2:  # noqa: ASYNC110 - what the fake saw
-            await asyncio.sleep(0.001)
+    await waiting.until(lambda: len(cancelled) >= 2)
     await background.end(*tasks)
     assert (woken, cancelled) == (["u"], ["2", "3"])
 
@@ -144,9 +142,7 @@ async def test_a_home_that_hangs_holds_up_nothing_else(state: jobdir.State, monk
     mine = submit.JobPerPod(cast("Any", Slurm()), polling, state=state, on_change=lambda _uid: None)
     monkeypatch.setattr(os, "stat", stat)
     tasks = [asyncio.create_task(polling.run()), asyncio.create_task(mine.sweep(Pods()))]
-    async with asyncio.timeout(10):
-        while not cancelled:  # noqa: ASYNC110 - what the fake saw
-            await asyncio.sleep(0.001)
+    await waiting.until(lambda: cancelled)
     monkeypatch.undo()
     assert not tasks[1].done()
     await background.end(*tasks)
