@@ -10,6 +10,7 @@ import pytest
 
 from hpk import jobdir
 from hpk.link import doorbell
+from tests import waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -84,13 +85,12 @@ async def test_an_older_report_is_no_answer(
     monkeypatch.setattr(doorbell, "RING_AGAIN_SECONDS", 0.01)
     kubelet.sequence = 6
     ringer.publish(7, b"")
-    waiting = asyncio.create_task(ringer.acknowledged(7))
+    ringing = asyncio.create_task(ringer.acknowledged(7))
+    await waiting.until(lambda: len(kubelet.read) >= 3)
+    assert not ringing.done()
+    kubelet.sequence = 7
     async with asyncio.timeout(TIMEOUT):
-        while len(kubelet.read) < 3:  # noqa: ASYNC110 - no event of its own
-            await asyncio.sleep(0.001)
-        assert not waiting.done()
-        kubelet.sequence = 7
-        await waiting
+        await ringing
 
 
 async def test_rings_during_a_read_are_one_more_read(kubelet: Kubelet) -> None:

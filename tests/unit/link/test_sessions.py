@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpk import errors
 from hpk.link import client, link_pb2, opener, peer, sessions, wire
-from tests import background
+from tests import background, waiting
 from tests.fakes import link
 
 if TYPE_CHECKING:
@@ -297,9 +297,7 @@ async def test_two_hundred_sessions_at_once(kubelet: link.Kubelet, agent: Agent)
     async with asyncio.TaskGroup() as group:
         for number in range(200):
             group.create_task(one(number))
-    async with asyncio.timeout(link.TIMEOUT):
-        while kubelet.server._opener._counts:  # noqa: ASYNC110 - gRPC ends the calls when it likes
-            await asyncio.sleep(0.01)
+    await waiting.until(lambda: not kubelet.server._opener._counts)  # gRPC ends the calls when it likes
 
 
 async def test_too_many_sessions_are_refused_and_the_others_go_on(
@@ -409,12 +407,12 @@ async def test_the_agent_may_give_up_a_part_of_a_session(kubelet: link.Kubelet, 
 async def test_an_agent_can_wait_for_its_last_sessions(kubelet: link.Kubelet, agent: Agent) -> None:
     """A session is over for the agent only when its client has read how it ended."""
     session = await kubelet.server.open(UID, COMMAND)
-    waiting = asyncio.create_task(kubelet._clients[0].idle())
+    idle = asyncio.create_task(kubelet._clients[0].idle())
     await asyncio.sleep(0.05)
-    assert not waiting.done()
+    assert not idle.done()
     await collect(session)
     async with asyncio.timeout(link.TIMEOUT):
-        await waiting
+        await idle
 
 
 async def test_a_fault_in_the_agent_is_the_session_s_only(kubelet: link.Kubelet, agent: Agent) -> None:
@@ -427,8 +425,8 @@ async def test_a_fault_in_the_agent_is_the_session_s_only(kubelet: link.Kubelet,
 
 async def test_an_agent_cannot_take_another_pod_s_session(kubelet: link.Kubelet, agent: Agent) -> None:
     """A call under another certificate is refused, even with the session's name."""
-    waiting: asyncio.Future[opener.Session] = asyncio.get_running_loop().create_future()
-    kubelet.server._opener._waiting["name"] = (UID, waiting)
+    answer: asyncio.Future[opener.Session] = asyncio.get_running_loop().create_future()
+    kubelet.server._opener._waiting["name"] = (UID, answer)
     kubelet.server._opener._counts[UID] = 1
     thief = Agent()
     other = kubelet.dial("pod-2", serve=thief.serve)
@@ -444,6 +442,6 @@ async def test_an_agent_cannot_take_another_pod_s_session(kubelet: link.Kubelet,
     asking = asyncio.create_task(kubelet.server.open("pod-2", command("deaf")))
     async with asyncio.timeout(link.TIMEOUT):
         await refused.wait()
-    assert not waiting.done()
+    assert not answer.done()
     await background.end(asking)
-    waiting.cancel()
+    answer.cancel()
