@@ -16,12 +16,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+from tests import waiting
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -482,15 +483,20 @@ def test_ctrl_c_ends_a_stage_and_what_it_runs(tmp_path: Path, verbose: str, prog
     argv = ["env", "--default-signal=INT", "bash", "-c", script]
     with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as running:
         shell = psutil.Process(running.pid)
+        children: dict[str, psutil.Process] = {}
+
+        def have_started() -> bool:
+            with contextlib.suppress(psutil.NoSuchProcess):  # a tail that waited for its second
+                found = {one.name(): one for one in shell.children(recursive=True)}
+                children.clear()
+                children.update(found)
+            return programs <= children.keys()
+
         try:
-            started: dict[str, psutil.Process] = {}
-            while not programs <= started.keys():
-                time.sleep(0.01)
-                with contextlib.suppress(psutil.NoSuchProcess):  # a tail that waited for its second
-                    started = {one.name(): one for one in shell.children(recursive=True)}
+            waiting.block_until(have_started)
             os.killpg(running.pid, signal.SIGINT)
             running.wait()
-            psutil.wait_procs(started.values())
+            psutil.wait_procs(children.values())
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)

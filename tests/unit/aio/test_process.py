@@ -12,9 +12,9 @@ import pytest
 
 from hpk import errors
 from hpk.aio import process
+from tests import waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -25,16 +25,9 @@ async def start(script: str, tmp_path: Path) -> process.Process:
     return await process.start("child", ["/bin/sh", "-c", script], env=ENV, log=tmp_path / "log")
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what no event announces."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - processes of the kernel, not tasks of ours
-            await asyncio.sleep(0.005)
-
-
 async def said(child: process.Process, line: str) -> None:
     """Wait until the child has written the line."""
-    await until(lambda: line in child.last_lines)
+    await waiting.until(lambda: line in child.last_lines)
 
 
 def is_alive(pid: int) -> bool:
@@ -87,7 +80,7 @@ async def test_kill_for_the_stubborn_and_all_its_group(tmp_path: Path) -> None:
     grandchild = int(child.last_lines[0])
     assert await child.stop(grace_seconds=0.05) == -signal.SIGKILL
     assert not is_alive(child.pid)
-    await until(lambda: not is_alive(grandchild))
+    await waiting.until(lambda: not is_alive(grandchild))
 
 
 async def test_cancelling_a_stop_leaves_nothing(tmp_path: Path) -> None:
@@ -125,7 +118,7 @@ asyncio.run(main())
 """
     ours = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     output, _ = await ours.communicate()
-    await until(lambda: not is_alive(int(output)))
+    await waiting.until(lambda: not is_alive(int(output)))
 
 
 async def test_a_missing_program_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import structlog.testing
 
 from hpk import errors
 from hpk.controlplane import datadir, mirror, pages
-from tests import background
+from tests import background, waiting
 from tests.fakes import etcdlog
 
 if TYPE_CHECKING:
@@ -76,12 +76,11 @@ def _etcd(tmp_path: Path) -> Etcd:
     return Etcd(tmp_path)
 
 
-async def until_copied(etcd: Etcd, *, seconds: float = 60) -> None:
+async def until_copied(etcd: Etcd) -> None:
     """Run the copying until the copy's log is the node's."""
-    async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         running = group.create_task(etcd.mirror.run())
-        while not etcd.is_copied():  # noqa: ASYNC110 - files
-            await asyncio.sleep(0.002)
+        await waiting.until(etcd.is_copied)
         running.cancel()
 
 
@@ -180,10 +179,9 @@ async def test_a_full_file_system_is_said_and_borne(etcd: Etcd, monkeypatch: pyt
     assert "have not been copied to" in etcd.told[-1]
     monkeypatch.setattr(datadir, "write_synced", real)
     await until_copied(etcd)
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         running = group.create_task(etcd.mirror.run())
-        while etcd.told[-1]:  # noqa: ASYNC110 - told by another task
-            await asyncio.sleep(0.002)
+        await waiting.until(lambda: not etcd.told[-1])
         running.cancel()
 
 

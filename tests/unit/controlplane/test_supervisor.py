@@ -12,6 +12,7 @@ import pytest
 from hpk import errors
 from hpk.aio import backoff
 from hpk.controlplane import component, supervisor
+from tests import waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -99,9 +100,7 @@ async def test_dependents_wait_for_readiness_not_for_the_process(shells: Shells)
     """A child that runs but is not ready holds back those that need it, and a stop meanwhile is orderly."""
     never = shells.component("a", probe=Exists(shells.root / "never"))
     async with running(never, shells.component("b", needs=("a",))) as made:
-        async with asyncio.timeout(30):
-            while not (shells.lines() and made.pid("a")):  # noqa: ASYNC110 - written by another process
-                await asyncio.sleep(0.005)
+        await waiting.until(lambda: shells.lines() and made.pid("a"))
     assert shells.lines() == ["start a", "stop a"]
 
 
@@ -126,12 +125,9 @@ async def test_a_child_that_dies_is_restarted_alone(shells: Shells) -> None:
         await made.ready("b").wait()
         second = made.pid("b")
         (root / "die").touch()
-        async with asyncio.timeout(30):
-            while made.ready("a").is_set():  # noqa: ASYNC110 - there is no event for no longer ready
-                await asyncio.sleep(0.002)
-            await made.ready("a").wait()
-            while len(shells.lines()) < 3:  # noqa: ASYNC110 - written by another process
-                await asyncio.sleep(0.005)
+        await waiting.until(lambda: not made.ready("a").is_set())
+        await made.ready("a").wait()
+        await waiting.until(lambda: len(shells.lines()) >= 3)
         assert made.pid("b") == second
         assert shells.lines() == ["start a", "start b", "start a"]
 

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import pytest
 from hpk import errors
 from hpk.host import dial, pack, protocol, tunnel
 from hpk.slurm import client, runner
+from tests import waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,9 +72,11 @@ class Stage:
         command = [python, "-IS", str(program), "gateway", str(self._root / "gateway" / "socket")]
         environment = {"PATH": f"{self._root}/bin:/usr/bin:/bin", "HOME": str(self._root)}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        while not (self._root / "gateway" / "socket").exists():
-            assert self._process.poll() is None
-            time.sleep(0.01)
+        waiting.block_until(lambda: self._has_ended() or (self._root / "gateway" / "socket").exists())
+        assert not self._has_ended()
+
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
 
     def stop(self) -> None:
         """Close the gateway's standard input."""
@@ -110,8 +112,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
 async def gone(path: Path) -> None:
     """Wait until there is no such file."""
-    while path.exists():  # noqa: ASYNC110, ASYNC240 - another process removes it
-        await asyncio.sleep(0.01)
+    await waiting.until(lambda: not path.exists())
 
 
 async def heard(record: dict[str, Any]) -> bytes:
@@ -154,8 +155,9 @@ async def test_a_tunnel_that_was_killed_is_known_to_its_gateway(stage: Stage) ->
     held = await stage.tunnel("--hold")
     assert not await stage.slurm.has_tunnel_ended()
     os.kill(held["pid"], signal.SIGKILL)
-    while not await stage.slurm.has_tunnel_ended():  # noqa: ASYNC110 - another process ends
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(waiting.LIMIT_SECONDS):
+        while not await stage.slurm.has_tunnel_ended():
+            pass  # the answer itself takes its time
     assert stage.record.exists()
     assert await heard(await stage.tunnel("--hold")) == b"one"
     assert not await stage.slurm.has_tunnel_ended()
