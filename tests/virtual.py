@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpk.aio import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+
+    import pytest
+
+T = TypeVar("T")
 
 EPOCH = 1_800_000_000.0
 """Unix seconds at which each loop begins."""
@@ -70,6 +74,19 @@ class _Selector(selectors.DefaultSelector):
         if timeout is not None and timeout > 0 and self._let_pass(timeout):
             return []
         return super().select(None)
+
+
+def pass_at_once(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the running loop find in its next turn that so many seconds more have passed, as on a machine that stood."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + seconds)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a loop of its own, whose time is virtual; return and raise what it does."""
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(main)
 
 
 def running() -> clock.Clock:

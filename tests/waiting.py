@@ -14,6 +14,7 @@ LIMIT_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 0.002
 GROWTH = 1.05
 LONGEST_PAUSE_SECONDS = 0.02
+TURNS = 20
 
 
 def _pauses(longest_seconds: float) -> Iterator[float]:
@@ -21,6 +22,12 @@ def _pauses(longest_seconds: float) -> Iterator[float]:
     while True:
         yield pause
         pause = min(GROWTH * pause, longest_seconds)
+
+
+async def turns() -> None:
+    """Return when all that was due in the loop has had its turn, and what followed from it at once."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
 
 
 async def until(

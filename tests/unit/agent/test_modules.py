@@ -107,16 +107,25 @@ print(Failed.__name__, type(sys.modules["hpk.agent.life.httpget"]) is modules.Wa
     assert started(program, ROOT, packed).splitlines() == ["[] True False", "True", "Failed False"]
 
 
+COME = """
+def has_come(frame):
+    while frame and frame.f_code.co_name != "finish": frame = frame.f_back
+    return frame is not None
+"""
+"""Says of a thread's frame whether it has asked for a module to be loaded."""
+
+
 def test_a_module_that_waits_is_run_once_whoever_comes_first(
     tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads wait for the one that runs it; what it imports may import it; a failure is not remembered."""
-    (tmp_path / "waits.py").write_text("""
-import builtins
+    (tmp_path / "waits.py").write_text(f"""
+import builtins, sys, time
+{COME}
 builtins.runs = getattr(builtins, "runs", 0) + 1
 if runs == getattr(builtins, "broken", 0): raise OSError("the disk is away")
 import waits
-import time; time.sleep(0.05)
+while sum(map(has_come, sys._current_frames().values())) < getattr(builtins, "crowd", 0): time.sleep(0.001)
 VALUE = runs
 """)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -130,6 +139,7 @@ try:
 except OSError as error:
     print(error)
 found = []
+builtins.crowd = 8
 threads = [threading.Thread(target=lambda: found.append(waits.VALUE)) for _ in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
@@ -142,12 +152,14 @@ def test_no_thread_sees_half_of_a_module_that_waits(
     tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one thread's run has defined already may need what it has not."""
-    (tmp_path / "waits.py").write_text("""
-import builtins
+    (tmp_path / "waits.py").write_text(f"""
+import builtins, sys, threading, time
+{COME}
 def value(): return VALUE
 if begun := getattr(builtins, "begun", None):  # to pack is to import
     begun.set()
-    import time; time.sleep(0.2)
+    main = threading.main_thread()
+    while main.is_alive() and not has_come(sys._current_frames()[main.ident]): time.sleep(0.001)
 VALUE = 1
 __version__ = "2"
 """)

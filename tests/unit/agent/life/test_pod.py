@@ -29,7 +29,7 @@ from hpk.agent.life import (
     running,
     starting,
 )
-from tests import background, waiting
+from tests import background, virtual, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -194,10 +194,14 @@ async def test_exit_codes_and_signals_are_the_process_s_own(bench: Bench) -> Non
 async def test_init_containers_run_one_after_another_before_the_rest(bench: Bench) -> None:
     """An init container that succeeded is ready; the next begins only then."""
     task = bench.start(
-        one("i", "sleep 0.05; echo i >> $W/order", "init"),
+        one("i", "until test -e $W/go; do sleep 0.01; done; echo i >> $W/order", "init"),
         one("j", "echo j >> $W/order", "init"),
         one("c", "cat $W/order"),
     )
+    await waiting.until(lambda: bench.record("i")["state"] == "running")
+    await waiting.turns()
+    assert bench.began == ["i"]
+    (bench.directory / "go").touch()
     await ends(task)
     assert (bench.directory / "order").read_text() == "i\nj\n"
     assert bench.began == ["i", "j", "c"]
@@ -227,7 +231,8 @@ async def test_a_failing_init_container_is_tried_again_where_the_policy_says_so(
 async def test_a_sidecar_starts_first_and_ends_last(bench: Bench) -> None:
     """The app begins when the sidecar runs; the sidecar gets SIGTERM when the app is done."""
     task = bench.start(
-        one("s", "trap 'echo bye; exit 0' TERM; while :; do sleep 0.02; done", "sidecar"), one("c", "sleep 0.2")
+        one("s", "trap 'echo bye; exit 0' TERM; touch $W/s; while :; do sleep 0.02; done", "sidecar"),
+        one("c", "until test -e $W/s; do sleep 0.01; done"),
     )
     await ends(task)
     assert bench.began == ["s", "c"]
@@ -412,14 +417,26 @@ async def test_deletion_is_sigterm_and_the_reason_stays(bench: Bench) -> None:
 DEAF = "trap '' TERM; echo up; while :; do sleep 0.02; done"
 
 
-async def test_a_deaf_process_is_killed_when_the_grace_is_over(bench: Bench) -> None:
+async def test_a_deaf_process_is_killed_when_the_grace_is_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL comes at the deadline, not before."""
+    sent: list[int] = []
+    kill = os.kill
+
+    def noted(process: int, number: int) -> None:
+        sent.append(number)
+        kill(process, number)
+
+    monkeypatch.setattr(os, "kill", noted)
     task = bench.start(one("c", DEAF))
-    await waiting.until(lambda: bench.record("c")["state"] == "running")
-    started = time.monotonic()
-    bench.pod.end("Deleted", grace_seconds=0.2)
+    await waiting.until(lambda: b"up" in bench.log("c"))
+    bench.pod.end("Deleted", grace_seconds=3000)
+    await waiting.until(lambda: sent == [signal.SIGTERM])
+    virtual.pass_at_once(2000, monkeypatch)
+    await waiting.turns()
+    assert sent == [signal.SIGTERM]
+    virtual.pass_at_once(1000, monkeypatch)
     await ends(task)
-    assert time.monotonic() - started >= 0.2
+    assert sent == [signal.SIGTERM, signal.SIGKILL]
     assert bench.exit_code("c") == 137
 
 
@@ -442,11 +459,12 @@ async def test_a_later_longer_grace_changes_nothing(bench: Bench) -> None:
     await ends(task)
 
 
-async def test_the_deadline_ends_the_pod(bench: Bench) -> None:
+async def test_the_deadline_ends_the_pod(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """activeDeadlineSeconds is kept by the agent, in the kubelet's words."""
-    task = bench.start(one("c", WAIT), deadline_at=time.time() + 0.1)
+    task = bench.start(one("c", WAIT), deadline_at=time.time() + 1000)
     await waiting.until(lambda: bench.began)
     bench.pod.set_clock(0.0)
+    virtual.pass_at_once(1000, monkeypatch)
     await ends(task)
     ended = bench.all.reporter.report["ended"]
     assert ended
@@ -466,18 +484,23 @@ async def test_a_pod_is_evicted_for_its_disk(bench: Bench, monkeypatch: pytest.M
     assert bench.exit_code("c") == 137
 
 
-@pytest.mark.parametrize("ahead", [120.0, -120.0])
-async def test_the_deadline_is_the_kubelet_s_whose_clock_differs(bench: Bench, ahead: float) -> None:
-    """By this node's clock it is over, or two minutes away; by the kubelet's, which counts, it is 0.3 s away."""
-    task = bench.start(one("c", WAIT), deadline_at=time.time() - ahead + 0.3)
+@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+async def test_the_deadline_is_the_kubelet_s_whose_clock_differs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """By this node's clock it is over, or three hours away; by the kubelet's, which counts, it is an hour away."""
+    monkeypatch.setattr(pod, "CLOCK_SECONDS", TIMEOUT)
+    task = bench.start(one("c", WAIT), deadline_at=time.time() - ahead + 3600)
     await waiting.until(lambda: bench.record("c")["state"] == "running")
     assert bench.all.reporter.report["ended"] is None
     assert bench.pod.set_clock(ahead)
     assert bench.all.reporter.report["clock_ahead_seconds"] == ahead
     assert not bench.pod.set_clock(ahead + 0.4)
-    began_at = time.monotonic()
+    virtual.pass_at_once(1800, monkeypatch)
+    await waiting.turns()
+    assert bench.all.reporter.report["ended"] is None
+    virtual.pass_at_once(1801, monkeypatch)
     await ends(task)
-    assert time.monotonic() - began_at > 0.1
     ended = bench.all.reporter.report["ended"]
     assert ended
     assert ended["reason"] == "DeadlineExceeded"
@@ -684,10 +707,12 @@ async def test_what_happens_is_told_however_many_events_there_were(
             states.add((record["state"], record["reason"]))
 
     monkeypatch.setattr(execs, "execute", Commands().execute)
-    script = "sleep 0.1; exit 1"
+    script = "until test -e $W/go; do sleep 0.01; done; exit 1"
     task = bench.start(one("c", script, startup_probe=probe("hangs", timeoutSeconds=60)), restart_policy="OnFailure")
     bench.all.reporter.attach(Uplink())
-    await waiting.until(lambda: {("running", ""), ("waiting", "CrashLoopBackOff")} <= states)
+    await waiting.until(lambda: ("running", "") in states)
+    (bench.directory / "go").touch()
+    await waiting.until(lambda: ("waiting", "CrashLoopBackOff") in states)
     bench.pod.end("Deleted")
     await ends(task)
 
@@ -708,9 +733,11 @@ async def test_a_container_with_a_new_image_is_restarted_with_it(bench: Bench) -
     old = one("c", "trap 'exit 3' TERM; echo old; while :; do sleep 0.01; done", image="i", image_id="1")
     task = bench.start(old)
     await waiting.until(lambda: b"old" in bench.log("c"))
-    new = one("c", "echo new; sleep 0.2", image="j", image_id="2")
+    new = one("c", "echo new; until test -e $W/go; do sleep 0.01; done", image="j", image_id="2")
     bench.pod.add(new)  # type: ignore[arg-type]
     bench.pod.add(new)  # type: ignore[arg-type] # said again
+    await waiting.until(lambda: b"new" in bench.log("c", 1))
+    (bench.directory / "go").touch()
     await ends(task)
     record = bench.record("c")
     assert bench.log("c", 1).endswith(b"stdout F new\n")

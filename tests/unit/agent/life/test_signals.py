@@ -107,8 +107,11 @@ async def test_the_warning_is_no_echo_of_the_same_signal_from_the_user(listening
     await pod.until([signal.SIGUSR1, signal.SIGUSR1])
 
 
-async def test_a_signal_that_was_asked_for_is_handed_on_and_ends_nothing(listening: Listening) -> None:
+async def test_a_signal_that_was_asked_for_is_handed_on_and_ends_nothing(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once, though scancel --full reaches the agent by several ways."""
+    monkeypatch.setattr(signals, "SAME_SECONDS", 3600.0)
     pod = listening({"end_after": None, "signal": signal.SIGUSR1, "signal_after": 0.0})
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import select
 import shutil
 import signal
 import socket
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,10 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent.boot import processes, runs
-from hpk.agent.life import capturing, execs, logs, podcontext, reaping, report
+from hpk.agent.life import capturing, descriptors, execs, logs, podcontext, reaping, report
 from hpk.agent.serve import sessions as agent_sessions
 from hpk.link import peer, sessions
-from tests import background, waiting
+from tests import background, virtual, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,12 +42,20 @@ class Client:
         self.closed: list[int] = []
         self.reads = asyncio.Event()
         self.reads.set()
+        self.is_held = asyncio.Event()
+        """Set once data was sent that it does not read."""
+        self.is_asked = asyncio.Event()
+        """Set while all that it typed has been taken, and more is waited for."""
         self.news = asyncio.Event()
 
     async def receive(self) -> sessions.Data | sessions.Closed | peer.Resize | None:
+        if self.inbox.empty():
+            self.is_asked.set()
         return await self.inbox.get()
 
     async def send(self, channel: int, data: bytes) -> None:
+        if not self.reads.is_set():
+            self.is_held.set()
         await self.reads.wait()
         self.data[channel] = self.data.get(channel, b"") + data
         self.news.set()
@@ -58,6 +66,7 @@ class Client:
 
     def types(self, text: bytes, *, then_closes: bool = False) -> None:
         """Have input."""
+        self.is_asked.clear()
         self.inbox.put_nowait(sessions.Data(sessions.STDIN, text))
         if then_closes:
             self.inbox.put_nowait(sessions.Closed(sessions.STDIN))
@@ -151,6 +160,16 @@ def open_descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - their names
 
 
+async def stays_full(pipe: int) -> None:
+    """Return when a pipe has been full for so many turns of the loop that whoever reads all would have emptied it."""
+    seen = 0
+    async with asyncio.timeout(TIMEOUT):
+        while seen < 100:
+            is_full = not select.select([], [pipe], [], 0)[1]
+            seen = seen + 1 if is_full else 0
+            await asyncio.sleep(0)
+
+
 async def gone(process: int) -> None:
     """Wait until a process is no more."""
     await waiting.until(lambda: not Path(f"/proc/{process}").exists())
@@ -194,10 +213,14 @@ async def test_a_command_without_input_reads_its_end(bench: Bench) -> None:
 async def test_input_that_nobody_reads_does_not_break_the_session(bench: Bench) -> None:
     """A command may close its input or end while more is coming."""
     client = Client()
-    task = bench.serve(shell("exec <&-; echo open; sleep 0.1; echo done", stdin=True), client)
+    mark = bench.directory / "typed"
+    script = f"exec <&-; echo open; until test -e {mark}; do sleep 0.01; done; echo done"
+    task = bench.serve(shell(script, stdin=True), client)
     await client.sees(b"open")
     client.types(b"x" * 100_000)
     client.types(b"y", then_closes=True)
+    await client.is_asked.wait()
+    mark.touch()
     assert (await ended(task)).exit_code == 0
     assert client.data[OUT] == b"open\ndone\n"
 
@@ -280,13 +303,25 @@ async def test_a_client_that_goes_at_once_leaves_no_command(bench: Bench) -> Non
         await asyncio.gather(*bench.all._background)
 
 
-async def test_a_slow_reader_holds_the_command_back_and_loses_nothing(bench: Bench) -> None:
-    """The command waits, and all of its output is there in the end."""
+async def test_a_slow_reader_holds_the_command_back_and_loses_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command waits: no more is asked of it than the client was sent.  All of its output is there in the end."""
+    asked: list[int] = []
+    real = descriptors.read
+
+    async def read(descriptor: int, most: int) -> bytes:
+        asked.append(descriptor)
+        return await real(descriptor, most)
+
+    monkeypatch.setattr(descriptors, "read", read)
     client = Client()
     client.reads.clear()
     mark = bench.directory / "written"
     task = bench.serve(shell(f"head -c 3000000 /dev/zero; echo > {mark}"), client)
-    await asyncio.sleep(0.3)
+    await client.is_held.wait()
+    await waiting.turns()
+    assert len(asked) == len(set(asked)) == 2  # standard output and error, once each
     assert not mark.exists()
     client.reads.set()
     assert (await ended(task)).exit_code == 0
@@ -332,7 +367,8 @@ async def test_attach_shows_what_is_written_from_now_on(bench: Bench) -> None:
     """By stream, besides the log, until the run ends."""
     capture = bench.contain()
     os.write(bench.theirs["stdout"], b"before\n")
-    await asyncio.sleep(0.05)
+    log = bench.directory / "0.log"
+    await waiting.until(lambda: log.exists() and b"before" in log.read_bytes())
     client = Client()
     task = bench.serve(ATTACH, client)
     await asyncio.sleep(0)
@@ -345,7 +381,7 @@ async def test_attach_shows_what_is_written_from_now_on(bench: Bench) -> None:
     await capture.finish(timeout_seconds=60)
     assert await ended(task) == sessions.Ended()
     assert client.data == {OUT: b"after\n", ERR: b"error\n"}
-    text = (bench.directory / "0.log").read_bytes()
+    text = log.read_bytes()
     assert all(word in text for word in (b"before", b"after", b"error"))
 
 
@@ -383,13 +419,14 @@ async def typed_and_closed(bench: Bench, text: bytes) -> tuple[capturing.Capture
     task = bench.serve(ATTACH, client)
     client.types(text, then_closes=True)
     assert await asyncio.to_thread(os.read, bench.theirs["stdin"], 100) == text
+    await client.is_asked.wait()
     return capture, client, task
 
 
 async def test_what_comes_of_the_last_input_is_shown(bench: Bench) -> None:
     """To a client that has ended its input already; ``kubectl debug -i`` with a pipe is one."""
     capture, client, task = await typed_and_closed(bench, b"hostname\n")
-    await asyncio.sleep(0.05)
+    await waiting.turns()
     os.write(bench.theirs["stdout"], b"p\n")
     await client.sees(b"p\n")
     await finish(bench, capture)
@@ -433,15 +470,17 @@ async def test_an_attached_client_that_does_not_read_is_let_go(bench: Bench, mon
     assert (bench.directory / "0.log").read_bytes().count(b" F x") == 2000
 
 
-async def test_a_slow_client_that_reads_on_is_kept(bench: Bench) -> None:
+async def test_a_slow_client_that_reads_on_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything arrives."""
+    monkeypatch.setattr(capturing, "PATIENCE_SECONDS", 3600.0)
     capture = bench.contain()
     client = Client()
     client.reads.clear()
     task = bench.serve(ATTACH, client)
     await asyncio.sleep(0)
     writing = asyncio.create_task(asyncio.to_thread(write_all, bench.theirs["stdout"], b"y" * 2_000_000))
-    await asyncio.sleep(0.2)
+    await client.is_held.wait()
+    await stays_full(bench.theirs["stdout"])
     assert not writing.done()
     client.reads.set()
     await writing
@@ -540,10 +579,9 @@ async def test_what_was_written_in_time_is_shown_however_late_it_is_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine so busy that the agent sleeps for all the while that a client is kept: what is there comes first."""
-    monkeypatch.setattr(agent_sessions, "LINGER_SECONDS", 0.05)
     capture, client, task = await typed_and_closed(bench, b"one\n")
     os.write(bench.theirs["stdout"], b"42\n")
-    time.sleep(0.1)  # noqa: ASYNC251 - nothing of the agent runs
+    virtual.pass_at_once(agent_sessions.LINGER_SECONDS, monkeypatch)
     await ended(task)
     assert client.data == {OUT: b"42\n"}
     await finish(bench, capture)
