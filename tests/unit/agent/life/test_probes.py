@@ -166,7 +166,7 @@ async def test_what_is_no_http_fails(server: Server) -> None:
 )
 async def test_an_answer_that_cannot_be_read_is_a_failure(server: Server, path: str, words: str) -> None:
     """Whatever a container answers, the probe counts and goes on."""
-    text = await check({"httpGet": {"path": path, "port": server.port}}, seconds=10)
+    text = await check({"httpGet": {"path": path, "port": server.port}})
     assert str(text).startswith(f'Get "http://127.0.0.1:{server.port}{path}": ')
     assert words in str(text)
 
@@ -211,7 +211,7 @@ async def test_a_tls_server_need_not_say_farewell(tmp_path: Path) -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as listening:
         port = listening.sockets[0].getsockname()[1]
         try:
-            assert await check({"httpGet": {"port": port, "scheme": "HTTPS"}}, seconds=10) is None
+            assert await check({"httpGet": {"port": port, "scheme": "HTTPS"}}) is None
         finally:
             is_over.set()
 
