@@ -33,6 +33,7 @@ class Loop(asyncio.SelectorEventLoop):
         self._threads = 0
         self._quiet = 0
         super().__init__(_Selector(self._pass))
+        self._clock_resolution = 1e-6  # asyncio adds it to the time; a nanosecond is lost in a number of months
 
     def time(self) -> float:
         """Return the virtual seconds since the loop was made."""

@@ -7,6 +7,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, NoReturn
 
 from hpk import errors, pki
+from hpk.aio import clock as clocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,13 +37,13 @@ def trouble(authorities: Mapping[str, pki.Authority], *, now: dt.datetime) -> st
     )
 
 
-async def until(ends_at: dt.datetime) -> NoReturn:
+async def until(ends_at: dt.datetime, *, clock: clocks.Clock = clocks.SYSTEM) -> NoReturn:
     """Wait until the certificates that expire then must be renewed.
 
     Raises:
         errors.Retryable: It is time: a restart issues new ones.
     """
-    while (left := (ends_at - BEFORE - dt.datetime.now(dt.UTC)).total_seconds()) > 0:  # noqa: ASYNC110 - a clock
+    while (left := (ends_at - BEFORE - clock.now()).total_seconds()) > 0:  # noqa: ASYNC110 - a clock
         await asyncio.sleep(min(left, _LOOK_SECONDS))
     raise errors.Retryable(
         f"The control plane's certificates end on {ends_at:%Y-%m-%d}; it starts anew to make new ones"

@@ -20,6 +20,7 @@ from hpk import errors, jobdir
 from hpk.controlplane import lock, ownership, terms
 from hpk.controlplane.ownership import Owner
 from hpk.slurm import model
+from tests import background, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
@@ -210,9 +211,16 @@ async def test_an_owner_whose_job_is_over_is_not_watched(tmp_path: Path) -> None
     async with lock.locked(tmp_path, job_id="8", cluster="a", ask=ask, stale_seconds=1000):
         pass
     files = foreign(tmp_path, job_started_at=100.0, cluster="b")
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1), lock.locked(tmp_path, job_id="8", cluster="a", ask=ask, stale_seconds=1000):
+
+    async def take() -> None:
+        async with lock.locked(tmp_path, job_id="8", cluster="a", ask=ask, stale_seconds=1000):
             pass
+
+    with testing.capture_logs() as said:
+        taking = asyncio.create_task(take())
+        await waiting.until(lambda: said or taking.done())
+        await background.end(taking)
+    assert ["watching for signs of life" in line["event"] for line in said] == [True]
     assert files.latest() == 3
 
 

@@ -86,9 +86,11 @@ async def test_start_in_order_of_needs_and_stop_in_reverse(shells: Shells) -> No
     parts = (
         shells.component("c", needs=("b", "a")),
         shells.component("b", needs=("a",)),
-        shells.component("a", script="sleep 0.05"),
+        shells.component("a", script=f"until test -e {shells.root}/go; do sleep 0.01; done"),
     )
     async with running(*parts) as made:
+        await waiting.until(shells.lines)
+        (shells.root / "go").touch()
         await made.ready("c").wait()
         assert shells.lines() == ["start a", "start b", "start c"]
         pids = [made.pid(name) for name in "abc"]
