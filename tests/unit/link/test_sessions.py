@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -123,12 +122,12 @@ async def collect(session: sessions.Session) -> tuple[dict[int, bytes], list[int
     return data, closed, event
 
 
-async def stalled(agent: Agent) -> int:
-    """How much a flooding agent could send before it had to wait."""
+async def stalled(kubelet: link.Kubelet, sent: Callable[[], int]) -> int:
+    """Return how much a flood could send before it had to wait: a whole other session came and went meanwhile."""
     before = -1
-    while agent.sent != before:
-        before = agent.sent
-        await asyncio.sleep(0.1)
+    while sent() != before:
+        before = sent()
+        await collect(await kubelet.server.open(UID, COMMAND))
     return before
 
 
@@ -315,7 +314,7 @@ async def test_too_many_sessions_are_refused_and_the_others_go_on(
 async def test_a_client_that_does_not_read_holds_up_only_its_own_session(kubelet: link.Kubelet, agent: Agent) -> None:
     """The agent has to wait after a bounded amount; reports and other sessions go on; what comes late is all there."""
     slow = await kubelet.server.open(UID, command("flood"))
-    sent = await stalled(agent)
+    sent = await stalled(kubelet, lambda: agent.sent)
     assert sent < 4 << 20
     kubelet._clients[0].publish(7, json.dumps({"sequence": 7}).encode())
     await kubelet.until((UID, {"sequence": 7}))
@@ -333,12 +332,17 @@ async def test_a_program_that_does_not_read_holds_up_its_sender(kubelet: link.Ku
     """Sending waits after a bounded amount, can be cancelled, and abort still ends it."""
     session = await kubelet.server.open(UID, command("deaf"))
     sent = 0
-    with contextlib.suppress(TimeoutError):
+
+    async def feed() -> None:
+        nonlocal sent
         while sent < 64 << 20:
-            async with asyncio.timeout(0.2):
-                await session.send(sessions.STDIN, bytes(1 << 20))
-                sent += 1 << 20
-    assert sent < 4 << 20
+            await session.send(sessions.STDIN, bytes(1 << 16))
+            sent += 1 << 16
+
+    feeding = asyncio.create_task(feed())
+    await stalled(kubelet, lambda: sent)
+    assert 0 < sent < 4 << 20
+    await background.end(feeding)
     await session.abort()
     async with asyncio.timeout(link.TIMEOUT):
         await agent.given_up.wait()
@@ -408,7 +412,9 @@ async def test_an_agent_can_wait_for_its_last_sessions(kubelet: link.Kubelet, ag
     """A session is over for the agent only when its client has read how it ended."""
     session = await kubelet.server.open(UID, COMMAND)
     idle = asyncio.create_task(kubelet._clients[0].idle())
-    await asyncio.sleep(0.05)
+    await waiting.until(lambda: agent.requests)  # answered at once
+    kubelet._clients[0].publish(7, json.dumps({"sequence": 7}).encode())
+    await kubelet.until((UID, {"sequence": 7}))
     assert not idle.done()
     await collect(session)
     async with asyncio.timeout(link.TIMEOUT):
