@@ -13,6 +13,7 @@ from aiohttp import web
 from hpk import errors, pki
 from hpk.controlplane import identities
 from hpk.kube import client
+from tests import virtual, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,8 +27,11 @@ def authority() -> pki.Authority:
 
 
 @pytest.fixture
-async def server(authority: pki.Authority, tmp_path: Path) -> AsyncIterator[str]:
-    """An HTTPS server that wants a client's certificate, and tells what it heard from whom; its URL."""
+async def server(authority: pki.Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """An HTTPS server that wants a client's certificate, and tells what it heard from whom; its URL.
+
+    The time that a request's `seconds` says passes before its answer.
+    """
     certificate = authority.issue("server", addresses=("127.0.0.1",), is_server=True)
     (tmp_path / "ca.pem").write_bytes(authority.certificate_pem)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "ca.pem"))
@@ -38,7 +42,8 @@ async def server(authority: pki.Authority, tmp_path: Path) -> AsyncIterator[str]
         assert request.transport is not None
         subject = request.transport.get_extra_info("peercert")["subject"]
         name = next(value for part in subject for key, value in part if key == "commonName")
-        await asyncio.sleep(float(request.query.get("seconds", "0")))
+        virtual.pass_at_once(float(request.query.get("seconds", "0")), monkeypatch)
+        await waiting.turns()
         heard = (await request.read()).decode()
         agent = request.headers["User-Agent"].partition("/")[0]  # an object's manager is called so
         return web.json_response({"name": name, "agent": agent, "type": request.content_type, "heard": heard})
@@ -107,7 +112,7 @@ async def test_waiting_for_a_connection_of_our_own_is_no_fault_of_the_server(
 ) -> None:
     """Many requests share few connections: each has the whole time from when it is sent."""
     monkeypatch.setattr(client, "CONNECTIONS", 1)
-    monkeypatch.setattr(client, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(client, "TIMEOUT_SECONDS", 60.0)
     async with await client.Kube.from_kubeconfig(kubeconfig(tmp_path, authority, server)) as kube:
-        answers = await asyncio.gather(*(kube.get("/", query={"seconds": "0.2"}) for _ in range(7)))
+        answers = await asyncio.gather(*(kube.get("/", query={"seconds": "12"}) for _ in range(7)))
     assert len(answers) == 7

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import pytest
 from hpk import errors
 from hpk.link import sessions
 from hpk.node.streams import remote, spdy, wire
+from tests import virtual
 from tests.fakes import pods as fakes
 from tests.fakes.kubelet import World
 from tests.fakes.streams import Spdy, WebSocket, masked
@@ -524,12 +524,11 @@ def new_inbox() -> wire.Inbox:
 
 async def test_a_size_that_came_while_the_kubelet_was_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time is over, and it is there."""
-    monkeypatch.setattr(remote, "SIZE_SECONDS", 0.02)
     inbox = new_inbox()
     loop = asyncio.get_running_loop()
     waiting = asyncio.create_task(remote.Sizes(inbox).first())
     await asyncio.sleep(0)
-    time.sleep(0.05)  # noqa: ASYNC251 - nothing of the kubelet runs
+    virtual.pass_at_once(remote.SIZE_SECONDS, monkeypatch)
     loop.call_soon(inbox.put, b'{"Width":3,"Height":4}')
     assert await waiting == (3, 4)
 
