@@ -408,13 +408,22 @@ async def test_the_agent_may_give_up_a_part_of_a_session(kubelet: link.Kubelet, 
     assert ended == sessions.Ended(exit_code=5)
 
 
-async def test_an_agent_can_wait_for_its_last_sessions(kubelet: link.Kubelet, agent: Agent) -> None:
+async def test_an_agent_can_wait_for_its_last_sessions(
+    kubelet: link.Kubelet, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A session is over for the agent only when its client has read how it ended."""
+    has_said = asyncio.Event()
+    real = peer.Peer.end
+
+    async def end(self: peer.Peer, ended: sessions.Ended) -> None:
+        await real(self, ended)
+        has_said.set()
+
+    monkeypatch.setattr(peer.Peer, "end", end)
     session = await kubelet.server.open(UID, COMMAND)
     idle = asyncio.create_task(kubelet._clients[0].idle())
-    await waiting.until(lambda: agent.requests)  # answered at once
-    kubelet._clients[0].publish(7, json.dumps({"sequence": 7}).encode())
-    await kubelet.until((UID, {"sequence": 7}))
+    await has_said.wait()
+    await waiting.turns()
     assert not idle.done()
     await collect(session)
     async with asyncio.timeout(link.TIMEOUT):
