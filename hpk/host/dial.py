@@ -61,20 +61,27 @@ class Target:
 def placed(program: str, state: str) -> str:
     """Return where all hosts see a copy of this file, made if it is not there.
 
-    Its name tells its content: a tunnel of another version may still need its own.  Raise Problem if the state
-    directory refuses it.
+    Its name tells its content: a tunnel of another version may still need its own.  One that a crash of the file
+    server has cut short is replaced.  Raise Problem if the state directory refuses it.
     """
     with open(program, "rb") as file:
         content = file.read()
     directory = os.path.join(state, "lib")
     path = os.path.join(directory, "host-%s.pyz" % hashlib.sha256(content).hexdigest()[:16])
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if file.read() == content:
+            return path
+    put(path, content, "the tunnel's programs")
+    return path
+
+
+def put(path: str, content: bytes, what: str) -> None:
+    """Replace the file, whole or not at all; raise Problem if that cannot be."""
     try:
-        if not os.path.exists(path):
-            write(path, content)
+        write(path, content)
     except OSError as error:
         advice = "; free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise Problem(f"cannot put the tunnel's programs into {directory}: {error.strerror}{advice}") from error
-    return path
+        raise Problem(f"cannot put {what} into {os.path.dirname(path)}: {error.strerror}{advice}") from error
 
 
 def write(path: str, content: bytes) -> None:

@@ -10,6 +10,7 @@ Whoever is on this host can connect to the port, as to the API server's own port
 
 import argparse
 import asyncio
+import contextlib
 import errno
 import hashlib
 import json
@@ -144,7 +145,11 @@ async def serve(options: "argparse.Namespace", lock: "Any") -> None:
         "port": server.sockets[0].getsockname()[1], "job_id": tunnel.target.job_id, "host": tunnel.target.host,
     }  # fmt: skip
     path = protocol.tunnel_record(options.state)
-    dial.write(path, json.dumps(record).encode())
+    try:
+        dial.put(path, json.dumps(record).encode(), "the tunnel's record")
+    except dial.Problem:  # nobody would find it
+        await tunnel.end()
+        raise
     answer(record)
     lock.close()
     idling = asyncio.ensure_future(tunnel.stop.wait() if options.hold else tunnel.end_when_idle())
@@ -242,7 +247,8 @@ def settle(options: "argparse.Namespace") -> "dict[str, Any] | None":
         return record
     if not options.hold and record["job_id"] == dial.Target(options.state).job_id:
         return record
-    os.kill(record["pid"], signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(record["pid"], signal.SIGTERM)
     deadline = time.monotonic() + dial.HANG_UP_SECONDS
     while known(path) is not None and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -208,10 +208,28 @@ async def test_a_home_without_room_for_the_tunnels_programs_is_told(
     def full(_: str, target: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
 
+    (stage.state / "run").touch()
+    with pytest.raises(errors.ApiUnavailable, match=r"cannot put the tunnel's record into .*/run: (File|Not)"):
+        await stage.tunnel()
+    for left in (stage.state / "lib").iterdir():
+        left.unlink()
+
     monkeypatch.setattr(os, "rename", full)
     with pytest.raises(dial.Problem, match="No space left on device; free some space there"):
         dial.placed(str(tmp_path / "host.pyz"), str(stage.state))
     assert list((stage.state / "lib").iterdir()) == []
+
+
+def test_programs_that_a_crash_has_cut_short_are_brought_anew(tmp_path: Path) -> None:
+    """An empty file is a program to Python, which ends without a word."""
+    program = tmp_path / "host.pyz"
+    program.write_bytes(b"program")
+    path = Path(dial.placed(str(program), str(tmp_path)))
+    was = path.stat().st_ino
+    assert (dial.placed(str(program), str(tmp_path)), path.stat().st_ino) == (str(path), was)
+    path.write_bytes(b"")
+    dial.placed(str(program), str(tmp_path))
+    assert path.read_bytes() == b"program"
 
 
 def test_two_commands_may_bring_the_tunnels_programs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
