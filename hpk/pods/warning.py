@@ -84,10 +84,22 @@ def shortened(
 
 
 def _limit(options: Mapping[str, str | None], capacity: slurm_model.Capacity | None) -> int | None:
-    """Return the job's own limit, else the lowest default of its partitions; None for no limit or an unknown one."""
-    if text := options.get("time"):
-        seconds = parse.duration(text)
-        return -(-seconds // 60) * 60 if seconds else None  # Slurm counts whole minutes; 0 is no limit
+    """Return the shortest time limit that the job may get; None where it has none, or none is known.
+
+    Slurm may lower it as far as ``--time-min`` says, if the job then starts earlier.
+    """
+    longest = _asked(options.get("time")) if options.get("time") else _of_partitions(options, capacity)
+    limits = (longest, _asked(options.get("time-min")))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _asked(text: str | None) -> int | None:
+    seconds = parse.duration(text) if text else None
+    return -(-seconds // 60) * 60 if seconds else None  # Slurm counts whole minutes, and takes 0 for no limit
+
+
+def _of_partitions(options: Mapping[str, str | None], capacity: slurm_model.Capacity | None) -> int | None:
+    """Return the limit of a job that names none; of several partitions any may run it."""
     if capacity is None:
         return None
     names = flags.partitions(options) or [capacity.default_partition or ""]

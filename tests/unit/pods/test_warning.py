@@ -107,6 +107,15 @@ def test_a_job_that_names_no_limit_has_its_partition_s(
     assert warning.early(pod(), {"partition": partition}, capacity).directive == directive
 
 
+@pytest.mark.parametrize("longest", ["1-0", "0"])
+def test_a_limit_that_slurm_may_lower_counts_as_low(longest: str) -> None:
+    """Else the warning of a pod that got a minute would be due at once, and end it."""
+    made = warning.early(pod(), {"time": longest, "time-min": "1"})
+    assert (made.directive, made.plan.get("not_before")) == ("B:50@20", 30.0)
+    made = warning.early(pod(), {"time": longest, "time-min": "60"})
+    assert (made.directive, made.plan.get("not_before")) == ("B:50@45", None)
+
+
 def test_the_script_hands_on_what_was_asked_for() -> None:
     """Our own signals always, the user's if there is one."""
     assert warning.early(pod(), {}).signals == [jobdir.WARNING_SIGNAL, jobdir.END_SIGNAL]
