@@ -54,6 +54,9 @@ class Observer:
             return
         if told := await self._tenancy.learn(pod, self._s.agents.newest(self._uid)):
             await self._s.agents.took_report(self._uid, told)
+        self._follow()
+        if self._ended_at is None and self._tenancy.is_released:
+            self._ended_at = self._now()  # after the questions, which may take long: the agent's last word has its time
 
     def _is_finished(self) -> bool:
         newest = self._s.agents.newest(self._uid)
@@ -106,18 +109,20 @@ class Observer:
 
     def _mark(self, now: float, state: model.AllocationState | None, *, is_connected: bool) -> None:
         """Remember what is seen for the first time, or is so again."""
-        if self._followed != self._tenancy.allocation:
-            self._followed = self._tenancy.allocation
-            self._has_started = self._has_started or self._tenancy.is_adopted  # for all we know
-            self._ended_at, self._off_line_since = None, now
+        self._follow()
         if is_connected:
             self._off_line_since = now
         if is_connected or (state is not None and state.phase is model.Phase.STARTED):
             self._has_started = True
         if self._finished_at is None and self._is_finished():
             self._finished_at = now
-        if self._ended_at is None and state is not None and state.is_over:
-            self._ended_at = now
+
+    def _follow(self) -> None:
+        """Begin anew with another allocation."""
+        if self._followed != self._tenancy.allocation:
+            self._followed = self._tenancy.allocation
+            self._has_started = self._has_started or self._tenancy.is_adopted  # for all we know
+            self._ended_at, self._off_line_since = None, self._now()
 
     def _deadline_left(self, pod: v1.Pod) -> float | None:
         if self.started_at is None:

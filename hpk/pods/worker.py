@@ -69,11 +69,14 @@ class Worker:
         """Look for a job that is there already, once, and for what the stream did not bring."""
         if self._tenancy.allocation is None and not self._tenancy.has_looked:
             await self._launch.adopt(raw)
-        is_closed = raw is not None and self._s.reporter.current(raw).get("status", {}).get("phase") in status.TERMINAL
+        is_closed = self._is_closed(raw)
         if pod is not None and not is_closed:
             self._observer.started_at = self._observer.started_at or pod.status.start_time or self._s.clock.now()
         if not is_closed:
             await self._observer.look(pod)
+
+    def _is_closed(self, raw: dict[str, Any] | None) -> bool:
+        return raw is not None and self._s.reporter.current(raw).get("status", {}).get("phase") in status.TERMINAL
 
     def _observe(self, raw: dict[str, Any] | None, pod: v1.Pod | None) -> life.Observation:
         """Return what is known now; a pod that did not start in time has failed for good."""
@@ -131,7 +134,8 @@ class Worker:
 
     async def _remove_object(self, raw: dict[str, Any] | None, pod: v1.Pod | None) -> None:
         """Tell the API server that nothing of a deleted pod is left, once its status is terminal."""
-        if pod is not None and life.removes_object(self._observe(raw, pod)):
+        # Of a pod that is not closed nothing is concluded before it was looked for.
+        if pod is not None and self._is_closed(raw) and life.removes_object(self._observe(raw, pod)):
             await self._s.reporter.remove(pod)
 
     async def _terminate(self, decision: life.Decision) -> float:

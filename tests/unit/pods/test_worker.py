@@ -798,3 +798,42 @@ async def test_a_finished_pod_s_secrets_leave_the_home(world: path.World) -> Non
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: not plan.exists() and not half.exists())
     await world.until(script.exists)
+
+
+async def test_an_agents_last_word_has_its_time_though_slurm_is_slow_to_answer(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report lies in the pod's directory before Slurm has said how the job ended."""
+    uid = await running(world)
+    await world.agents.disconnected(uid)
+
+    async def recall(_: model.Allocation) -> None:
+        await asyncio.sleep(2 * life.LAST_WORD_SECONDS)
+        jobdir.write_json(world.state.pod(uid).report, report(uid, 2, state="terminated", finished_at=2.0))
+
+    monkeypatch.setattr(world.allocator, "recall", recall)
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    await world.until(lambda: world.status()["phase"] != "Running")
+    assert world.status()["phase"] == "Succeeded"
+
+
+async def test_a_deadline_that_passed_unseen_is_not_the_reason_of_an_earlier_end(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sbatch's answer was lost, and Slurm was away; meanwhile the pod ran, and failed in its time."""
+    is_away = True
+
+    async def find(_: str) -> model.Allocation:
+        if is_away:
+            raise errors.SlurmUnavailable("slurmctld is away")
+        return model.Allocation(job_id="101")
+
+    monkeypatch.setattr(world.allocator, "find", find)
+    world.allocator.refusals.append(errors.SlurmUnavailable("timed out", may_have_succeeded=True))
+    uid = world.create(activeDeadlineSeconds=60)
+    await world.passes(100)
+    jobdir.write_json(world.state.pod(uid).report, report(uid, 2, state="terminated", code=1, finished_at=2.0))
+    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="FAILED")
+    is_away = False
+    await world.until(lambda: world.status().get("phase") == "Failed")
+    assert "reason" not in world.status() or world.status()["reason"] is None
