@@ -67,11 +67,11 @@ class Worker:
 
     async def _look(self, raw: dict[str, Any] | None, pod: v1.Pod | None) -> None:
         """Look for a job that is there already, once, and for what the stream did not bring."""
+        is_closed = self._is_closed(raw)
+        if pod is not None and not is_closed:  # first: Slurm may be away
+            self._observer.started_at = self._observer.started_at or pod.status.start_time or self._s.clock.now()
         if self._tenancy.allocation is None and not self._tenancy.has_looked:
             await self._launch.adopt(raw)
-        is_closed = self._is_closed(raw)
-        if pod is not None and not is_closed:
-            self._observer.started_at = self._observer.started_at or pod.status.start_time or self._s.clock.now()
         if not is_closed:
             await self._observer.look(pod)
 

@@ -837,3 +837,22 @@ async def test_a_deadline_that_passed_unseen_is_not_the_reason_of_an_earlier_end
     is_away = False
     await world.until(lambda: world.status().get("phase") == "Failed")
     assert "reason" not in world.status() or world.status()["reason"] is None
+
+
+async def test_a_pod_has_started_when_it_was_first_seen_though_slurm_was_away(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deadline counts from there; a kubelet before this one has not written it down."""
+    look, before = world.allocator.find, world.clock.time()
+
+    async def find(uid: str) -> model.Allocation | None:
+        if world.clock.time() < before + 100:
+            raise errors.SlurmUnavailable("slurmctld is away")
+        return await look(uid)
+
+    monkeypatch.setattr(world.allocator, "find", find)
+    jobdir.make_directory(world.state.pod(uid := world.create()).root)
+    await world.until(lambda: uid in world.allocator.submitted and bool(world.pod().status.start_time))
+    started_at = world.pod().status.start_time
+    assert started_at is not None
+    assert started_at.timestamp() < before + 10
