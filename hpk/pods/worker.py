@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from hpk import errors
 from hpk.kube import v1
 from hpk.pods import edits, ephemeral, gate, launch, life, model, observe, status, tell, tenancy, termination
 
@@ -46,7 +47,11 @@ class Worker:
         raw = self._s.find(self.uid)
         pod = v1.pod(raw) if raw is not None else None
         await self._remove_object(raw, pod)  # first: Slurm may be away
-        await self._look(raw, pod)
+        try:
+            await self._look(raw, pod)
+        except errors.Retryable:
+            await self._act_all_the_same(raw, pod)
+            raise
         decision = life.decide(self._observe(raw, pod))
         again = await self._act(raw, pod, decision)
         if raw is not None and pod is not None and decision.state is not life.State.CLOSED:
@@ -126,6 +131,14 @@ class Worker:
                 await asyncio.to_thread(shutil.rmtree, self._directory.root, ignore_errors=True)
                 self._forget()
         return again
+
+    async def _act_all_the_same(self, raw: dict[str, Any] | None, pod: v1.Pod | None) -> None:
+        """Have the agent do what is due though Slurm or the file system does not answer: it may be on the line."""
+        if self._tenancy.allocation is None:
+            return  # of a pod without a job nothing is concluded before it was looked for
+        decision = life.decide(self._observe(raw, pod))
+        if decision.step in {life.Step.TERMINATE, life.Step.CHANGE}:
+            await self._act(raw, pod, decision)
 
     def _change(self, pod: v1.Pod) -> float | None:
         """Have the pod's agent do what was changed since the pod was started."""

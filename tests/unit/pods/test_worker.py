@@ -856,3 +856,19 @@ async def test_a_pod_has_started_when_it_was_first_seen_though_slurm_was_away(
     started_at = world.pod().status.start_time
     assert started_at is not None
     assert started_at.timestamp() < before + 10
+
+
+@pytest.mark.parametrize("fault", [errors.SlurmUnavailable("slurmctld is away"), errors.Retryable("Stale file handle")])
+async def test_an_agent_on_the_line_is_asked_to_end_though_nobody_says_whose_the_job_is(
+    world: path.World, monkeypatch: pytest.MonkeyPatch, fault: errors.Retryable
+) -> None:
+    """Of two jobs another than ours runs the pod; Slurm, or the file system, is away."""
+    uid = await running(world)
+
+    async def claimant(_: str) -> model.Allocation:
+        raise fault
+
+    monkeypatch.setattr(world.allocator, "claimant", claimant)
+    await world.agents.took_report(uid, report(uid, 2, job_id="100"))
+    await world.delete(grace=5)
+    await world.until(lambda: world.line.asked == [(uid, 5.0)])
