@@ -29,16 +29,18 @@ class Termination:
 
     Attributes:
         cancel_at: When the job is cancelled (`Clock.monotonic`); None before the agent was asked.
+        has_overrun: Whether the pod was not over by then in the last round.
     """
 
     def __init__(self, uid: str, used: services.Services, stay: tenancy.Tenancy) -> None:
         self._uid, self._s, self._tenancy = uid, used, stay
         self.cancel_at: float | None = None
+        self.has_overrun = False
         self._asked: float | None = None  # the grace that the agent was last asked for
         self._wished: float | None = None  # the grace of the last wish that was left for an agent off the line
 
-    async def advance(self, grace: float, reason: str) -> tuple[float, bool]:
-        """See that the pod ends within the grace; return the seconds until the next look, and whether it overran.
+    async def advance(self, grace: float, reason: str) -> float:
+        """See that the pod ends within the grace; return the seconds until the next look.
 
         The agent is asked again only for a shorter grace.  If it is off the line, the wish is left in the pod's
         directory: to cancel the job at once would cut the grace to Slurm's KillWait.
@@ -46,18 +48,19 @@ class Termination:
         Raises:
             errors.SlurmUnavailable: Slurm is away.
         """
+        self.has_overrun = False
         if self._s.agents.is_connected(self._uid):
             is_heard = self._ask(grace, reason)
         else:
             is_heard = False
             await self._wish(grace, reason)
-        has_overrun = self.cancel_at is not None and self._now() >= self.cancel_at and not self._tenancy.is_released
-        if has_overrun:
+        if self.cancel_at is not None and self._now() >= self.cancel_at and not self._tenancy.is_released:
+            self.has_overrun = True
             LOG.warning("Cancelled a job whose pod did not end within its grace", uid=self._uid)
             await self._tenancy.release()
             self.cancel_at = self._now() + life.END_MARGIN_SECONDS
         left = (self.cancel_at or self._now()) - self._now()
-        return min(max(left, life.SOON_SECONDS), math.inf if is_heard else OFF_LINE_LOOK_SECONDS), has_overrun
+        return min(max(left, life.SOON_SECONDS), math.inf if is_heard else OFF_LINE_LOOK_SECONDS)
 
     def _now(self) -> float:
         return self._s.clock.monotonic()

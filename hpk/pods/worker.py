@@ -152,10 +152,11 @@ class Worker:
             await self._s.reporter.remove(pod)
 
     async def _terminate(self, decision: life.Decision) -> float:
-        again, has_overrun = await self._termination.advance(decision.grace_seconds, decision.reason)
-        if has_overrun and decision.reason == life.EXCEEDED.reason:
-            self._launch.failure = life.EXCEEDED
-        return again
+        try:
+            return await self._termination.advance(decision.grace_seconds, decision.reason)
+        finally:  # also where Slurm does not say that it has cancelled the job: it may have
+            if self._termination.has_overrun and decision.reason == life.EXCEEDED.reason:
+                self._launch.failure = life.EXCEEDED
 
     async def _remove_secrets(self) -> None:
         """Remove the plan: nothing runs or will run, so that nobody needs its secrets, tokens and keys any more."""

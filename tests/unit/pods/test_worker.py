@@ -872,3 +872,19 @@ async def test_an_agent_on_the_line_is_asked_to_end_though_nobody_says_whose_the
     await world.agents.took_report(uid, report(uid, 2, job_id="100"))
     await world.delete(grace=5)
     await world.until(lambda: world.line.asked == [(uid, 5.0)])
+
+
+async def test_a_deadline_is_the_reason_of_a_cancellation_whose_answer_was_lost(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm has cancelled the job though scancel failed."""
+    await running(world, terminationGracePeriodSeconds=0)
+
+    async def release(allocation: model.Allocation, **_: Any) -> None:
+        world.allocator.say(allocation.job_id, phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+        raise errors.SlurmUnavailable("timed out")
+
+    monkeypatch.setattr(world.allocator, "release", release)
+    await world.api.patch(f"{path.PODS}/p", {"spec": {"activeDeadlineSeconds": 1}})
+    await world.until(lambda: world.status()["phase"] == "Failed")
+    assert world.status()["reason"] == "DeadlineExceeded"
