@@ -59,14 +59,17 @@ class Worker:
             if phase in status.TERMINAL:
                 await self._remove_object(raw, pod)
                 again = await self._act(raw, pod, life.decide(self._observe(raw, pod)))
-        return None if self.is_done else sooner(again, self._next_look(raw, pod))
-
-    def _next_look(self, raw: dict[str, Any] | None, pod: v1.Pod | None) -> float | None:
-        """Have Slurm asked in time for what may be due next, and return when that is."""
+        if self.is_done:
+            return None
         seen = self._observe(raw, pod)
+        if seen.is_closed:
+            self._ask_soon(seen)
+        return sooner(again, life.look_again(seen))
+
+    def _ask_soon(self, seen: life.Observation) -> None:
+        """Have Slurm asked in time for what may be due next."""
         if (seconds := life.question(seen)) is not None:
             self._tenancy.ask_soon(seconds)
-        return life.look_again(seen)
 
     # Observe
 
@@ -178,7 +181,9 @@ class Worker:
 
     async def _report(self, raw: dict[str, Any], pod: v1.Pod) -> str:
         """Tell events and status as they are now, and return the phase that the API server has."""
-        facts = self._facts(pod, self._observe(raw, pod))
+        seen = self._observe(raw, pod)
+        self._ask_soon(seen)  # first: the API server may be away
+        facts = self._facts(pod, seen)
         self._told.tell(pod, facts)
         phase = await self._s.reporter.report(raw, pod, facts, now=self._s.clock.now())
         if phase == "Failed":

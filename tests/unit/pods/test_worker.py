@@ -888,3 +888,20 @@ async def test_a_deadline_is_the_reason_of_a_cancellation_whose_answer_was_lost(
     await world.api.patch(f"{path.PODS}/p", {"spec": {"activeDeadlineSeconds": 1}})
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "DeadlineExceeded"
+
+
+async def test_slurm_is_asked_for_a_silent_agents_job_though_the_api_server_is_away(
+    world: path.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its end would be known, and its place given on, only when the API server is back."""
+    uid = await running(world)
+    asked: list[float] = []
+    monkeypatch.setattr(world.allocator, "hurry", lambda *, after_seconds=0.0: asked.append(after_seconds))
+
+    async def patch(*_: Any, **__: Any) -> Any:
+        raise errors.ApiUnavailable("connection refused")
+
+    monkeypatch.setattr(world.api, "patch", patch)
+    ended = {"reason": "Deleted", "message": ""}
+    await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0, ended=ended))
+    await world.until(lambda: 0.0 in asked)
