@@ -55,7 +55,7 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
                 job = None
         if not is_waiting:
             return 0
-        watch = Watch(settings, slurm, job_id=job_id, stamp=before if job is None else None)
+        watch = StartWait(settings, slurm, job_id=job_id, stamp=before if job is None else None)
         try:
             return await watch.until_ready()
         except asyncio.CancelledError:
@@ -113,7 +113,7 @@ def _stamp(settings: config.Settings) -> int | None:
         return None
 
 
-class Watch:
+class StartWait:
     """A wait for the node to be Ready or the job to be over; it polls the state directory often and Slurm seldom."""
 
     def __init__(self, settings: config.Settings, slurm: client.Slurm, *, job_id: str, stamp: int | None) -> None:

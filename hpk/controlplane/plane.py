@@ -70,7 +70,7 @@ class ControlPlane:
 
     layout: layouts.Layout
     book: ports.Book
-    kubelet_port: ports.Held
+    kubelet_port: ports.ReservedPort
     link: pki.Authority
     kubelet_certificate: pki.Certificate
     ca_pem: bytes
@@ -194,7 +194,7 @@ async def prepared(
 
 def _locked(settings: config.Settings, root: Path) -> contextlib.AbstractAsyncContextManager[lock.Lock]:
     """Return the lock of the state directory, for this job."""
-    ask = slurm_client.Slurm(runner.Gateway(settings.gateway)).jobs if settings.gateway else None
+    ask = slurm_client.Slurm(runner.GatewayClient(settings.gateway)).jobs if settings.gateway else None
     started_at = os.environ.get("SLURM_JOB_START_TIME", "")
     return lock.locked(
         root,

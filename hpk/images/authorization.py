@@ -44,7 +44,7 @@ class Send(Protocol):
         ...
 
 
-class Authorizer:
+class RegistryAuthorizer:
     """Makes authenticated requests; remembers each user's answer to a repository's challenge."""
 
     def __init__(self, send: Send) -> None:

@@ -45,7 +45,7 @@ class Registry:
         self._insecure = frozenset(insecure)
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
-        self._authorizer = authorization.Authorizer(self._request)
+        self._authorizer = authorization.RegistryAuthorizer(self._request)
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,7 +134,7 @@ class Registry:
             OSError: The file cannot be written.
         """
         url = self._url(access.reference, f"blobs/{descriptor.digest}")
-        pauses = backoff.Backoff(backoff.Policy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
+        pauses = backoff.Backoff(backoff.BackoffPolicy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
         with answers.told(f"failed to copy layer {descriptor.digest}"), path.open("wb") as file:
             sink = _Sink(file, algorithm=descriptor.digest.partition(":")[0])
             while True:
@@ -219,7 +219,7 @@ class Registry:
     async def _patiently(
         self, method: str, url: str, *, access: authorization.Access, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
-        pauses = backoff.Backoff(backoff.Policy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
+        pauses = backoff.Backoff(backoff.BackoffPolicy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
         while True:
             asked_for = None
             try:

@@ -75,7 +75,7 @@ class ImageStore:
         has_one_owner: bool = False,
         client: registry.Registry | None = None,
         used_by: uses.Uses | None = None,
-        policy: collect.Policy | None = None,
+        policy: collect.ImageGCPolicy | None = None,
     ) -> None:
         self._directory = directory
         self._uses = used_by or uses.Uses(directory)

@@ -159,7 +159,7 @@ class LinkServer:
         return stream.put(link_pb2.KubeletMessage(renew=link_pb2.Renew(json=_json(volumes))))
 
     async def open(self, uid: str, request: sessions.Request) -> sessions.Session:
-        """Open a session in a pod (see :class:`sessions.Opener`).
+        """Open a session in a pod (see :class:`sessions.SessionOpener`).
 
         Raises:
             errors.AgentUnavailable: The agent is not connected, is too old, or does not answer.
@@ -167,11 +167,11 @@ class LinkServer:
         heap.keep_what_is_freed()
         return await self._opener.open(uid, request)
 
-    def _line(self, uid: str) -> opener.Line | None:
+    def _line(self, uid: str) -> opener.AgentStream | None:
         stream = self._streams.get(uid)
         if stream is None:
             return None
-        return opener.Line(protocol=stream.hello.protocol, version=stream.hello.agent_version, say=stream.put)
+        return opener.AgentStream(protocol=stream.hello.protocol, version=stream.hello.agent_version, say=stream.put)
 
     async def _session(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         names = context.auth_context().get("x509_common_name", [])

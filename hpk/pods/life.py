@@ -97,7 +97,7 @@ class Decision(NamedTuple):
     Attributes:
         state: Of the pod.
         step: To be done now.
-        reason: Why it must end, as `records.Ended` names it; for `Step.TERMINATE`.
+        reason: Why it must end, as `records.EndCause` names it; for `Step.TERMINATE`.
         grace_seconds: How long its containers have for that.
     """
 
@@ -219,7 +219,7 @@ def removes_object(seen: Observation) -> bool:
 
 
 def why_end(seen: Observation) -> str:
-    """Return why the pod must end now, as `records.Ended` names it; empty if it need not.
+    """Return why the pod must end now, as `records.EndCause` names it; empty if it need not.
 
     An agent that is on the line though Slurm has ended its job, as where a node's slurmd has died, must end. One answer
     of Slurm's that does not name the job is no reason to end what runs.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hpk.network import addresses, sandbox
     from hpk.pods import events
 
-PULL_PAUSES = backoff.Policy(first_seconds=10.0, cap_seconds=300.0)
+PULL_PAUSES = backoff.BackoffPolicy(first_seconds=10.0, cap_seconds=300.0)
 CONFIG_PAUSE_SECONDS = 2.0
 RUNTIME_PAUSE_SECONDS = 15.0
 SHOW_ERROR_SECONDS = 1.0
@@ -49,10 +49,10 @@ class NotReady(errors.HpkError):
         self.waiting, self.seconds = dict(waiting), seconds
 
 
-class Certificates(Protocol):
+class CertificateIssuer(Protocol):
     """An issuer of the agents' certificates."""
 
-    def for_agent(self, uid: str) -> records.Link:
+    def for_agent(self, uid: str) -> records.LinkCredentials:
         """Return a certificate for this pod only."""
 
 
@@ -92,13 +92,13 @@ class Preparer:
         *,
         kube: client.Kube,
         store: store.ImageStore,
-        certificates: Certificates,
+        certificates: CertificateIssuer,
         services: Callable[[], list[dict[str, Any]]],
-        recorder: events.Recorder,
+        recorder: events.EventRecorder,
         site: translate.Site,
         launcher: sandbox.Launcher,
         addresses: addresses.Addresses,
-        state: jobdir.State,
+        state: jobdir.StateDirectory,
         clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
         self._kube, self._store, self._certificates, self._services = kube, store, certificates, services
@@ -182,7 +182,7 @@ class Preparer:
         except translate.ContainerConfigError as error:
             raise self._misconfigured(pod, error) from error
 
-    async def token(self, pod: v1.Pod, key: sources.TokenKey) -> sources.Token:
+    async def token(self, pod: v1.Pod, key: sources.TokenKey) -> sources.IssuedToken:
         """Request another token for the pod with the key in its plan (see `sources.token`)."""
         return await sources.token(self._kube, pod, key)
 

@@ -34,8 +34,8 @@ class Services:
     allocator: model.Allocator
     agents: agents.Agents
     reporter: report.Reporter
-    recorder: events.Recorder
-    state: jobdir.State
+    recorder: events.EventRecorder
+    state: jobdir.StateDirectory
     preparations: asyncio.Semaphore
     submissions: asyncio.Semaphore
     gate: gate.Gate

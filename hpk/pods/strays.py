@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpk.slurm import model as slurm_model
 
 
-class Pods(Protocol):
+class CurrentPods(Protocol):
     """The node's current pods."""
 
     def is_known(self, uid: str) -> bool:
@@ -53,7 +53,7 @@ def carries(job: slurm_model.Job, uid: str) -> bool:
     return is_there and is_ours and job.id.isdigit()
 
 
-def places(state: jobdir.State) -> frozenset[str]:
+def places(state: jobdir.StateDirectory) -> frozenset[str]:
     """Return the spellings of the directory that holds all pods' directories; blocks, so run it in a thread."""
     return frozenset({state.pods, os.path.realpath(state.pods)})
 
@@ -73,7 +73,7 @@ def find(
     *,
     left: Container[str],
     followed: Mapping[str, model.Allocation],
-    pods: Pods,
+    pods: CurrentPods,
 ) -> Iterator[Stray]:
     """Yield the jobs that certainly belong to no pod.
 

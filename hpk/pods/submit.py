@@ -51,7 +51,7 @@ class JobPerPod:
         slurm: client.Slurm,
         jobs: poller.Poller,
         *,
-        state: jobdir.State,
+        state: jobdir.StateDirectory,
         on_change: Callable[[str], None],
         clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
@@ -193,7 +193,7 @@ class JobPerPod:
         """Make the poller ask soon, or within this time."""
         self._jobs.ask_soon(after_seconds=after_seconds)
 
-    async def sweep(self, pods: strays.Pods) -> None:
+    async def sweep(self, pods: strays.CurrentPods) -> None:
         """Cancel the jobs that lost answers left in the queue, after each of Slurm's answers, until cancelled.
 
         The pods must have been listed once.

@@ -25,7 +25,7 @@ SECONDS = 3600.0
 LONGEST_LOOK_SECONDS = 0.25
 
 
-QUICK = backoff.Policy(first_seconds=0.01, cap_seconds=0.02)
+QUICK = backoff.BackoffPolicy(first_seconds=0.01, cap_seconds=0.02)
 """As long as a closed lane of the gate holds pods here."""
 
 
@@ -115,11 +115,11 @@ class FakePreparer:
         self.asked_for: list[str] = []
         self.held: dict[str, asyncio.Event] = {}
         self.volumes: list[Any] = []
-        self.tokens: list[sources.Token | errors.HpkError] = []
+        self.tokens: list[sources.IssuedToken | errors.HpkError] = []
         self.tokens_asked: list[sources.TokenKey] = []
         self.forgotten: list[str] = []
 
-    async def token(self, _pod: Any, key: sources.TokenKey) -> sources.Token:
+    async def token(self, _pod: Any, key: sources.TokenKey) -> sources.IssuedToken:
         self.tokens_asked.append(key)
         made = self.tokens.pop(0)
         if isinstance(made, errors.HpkError):
@@ -198,7 +198,7 @@ class World:
     """Everything, and the running rooms of the path."""
 
     def __init__(self, home: Path) -> None:
-        self.state = jobdir.State(str(home))
+        self.state = jobdir.StateDirectory(str(home))
         self.api = kube.FakeKube()
         self.allocator = FakeAllocator()
         self.preparer = FakePreparer()
@@ -217,7 +217,7 @@ class World:
         self.gate = gate.Gate(
             on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK), clock=self.clock.monotonic
         )
-        self.recorder = events.Recorder(api, component="kubelet", host="hpk")
+        self.recorder = events.EventRecorder(api, component="kubelet", host="hpk")
         preparer: Any = self.preparer
         self.used = services.Services(
             find=self.pods.informer.objects.get,
@@ -281,7 +281,7 @@ class World:
         found: dict[str, Any] = self.api.peek(f"{PODS}/{name}").get("status") or {}
         return found
 
-    def told(self) -> list[correlate.Event]:
+    def told(self) -> list[correlate.PodEvent]:
         """The events that wait to be posted; each once."""
         found = [told.event for told in self.recorder._waiting.values()]
         self.recorder._waiting.clear()

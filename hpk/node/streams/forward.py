@@ -29,7 +29,7 @@ TO_PORT, FROM_PORT = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pod:
+class ForwardedPod:
     """The pod whose ports are forwarded."""
 
     name: str
@@ -54,7 +54,7 @@ class End(Protocol):
 class Forwarder:
     """The forwarded connections of one client, each carried by a task."""
 
-    def __init__(self, opener: sessions.Opener, pod: Pod) -> None:
+    def __init__(self, opener: sessions.SessionOpener, pod: ForwardedPod) -> None:
         self._opener, self._pod = opener, pod
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -198,7 +198,7 @@ class TunnelForward(SpdyForward):
     def __init__(self, forwarder: Forwarder) -> None:
         super().__init__(forwarder)
         self.wire = wire.Wire(self._feed, most_held=MOST_HELD_BYTES)
-        self._tunnel = channels.Tunnel(self.wire, self._connection.feed)
+        self._tunnel = channels.WebSocketTunnel(self.wire, self._connection.feed)
         self._connection.carrier = self._tunnel
 
     def _feed(self, data: bytes) -> None:

@@ -33,7 +33,7 @@ Object = dict[str, Any]
 class Streams:
     """The handlers, and the connections that they have taken over."""
 
-    def __init__(self, pods: podsource.PodSource, opener: sessions.Opener) -> None:
+    def __init__(self, pods: podsource.PodSource, opener: sessions.SessionOpener) -> None:
         self._pods, self._opener = pods, opener
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -73,7 +73,7 @@ class Streams:
             pod = self._pod(request.match_info)
             container = _running_container(pod, request.match_info["container"])
             agreed = _agree(request, spdy=asked.SPDY_REMOTE, websocket=asked.WEBSOCKET_REMOTE)
-        except asked.Refused as error:
+        except asked.HandshakeRefused as error:
             return _refusal(error)
         flags: dict[str, Any] = {"stdin": wanted.stdin, "stdout": wanted.stdout, "stderr": wanted.stderr}
         what: sessions.Exec | sessions.Attach = (
@@ -91,9 +91,9 @@ class Streams:
             agreed = _agree(request, spdy=asked.SPDY_FORWARD, websocket=asked.WEBSOCKET_FORWARD)
             is_numbered = agreed.is_websocket and agreed.protocol != asked.TUNNEL
             ports = asked.ports(request.query) if is_numbered else ()
-        except asked.Refused as error:
+        except asked.HandshakeRefused as error:
             return _refusal(error)
-        of = forward.Pod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
+        of = forward.ForwardedPod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
         forwarder = forward.Forwarder(self._opener, of)
         client: forward.SpdyForward | forward.WebSocketForward
         if is_numbered:
@@ -107,7 +107,7 @@ class Streams:
             argv = asked.command(request.query.get("cmd", "").split(" "))
             pod = self._pod(request.match_info)
             container = _running_container(pod, request.match_info["container"])
-        except asked.Refused as error:
+        except asked.HandshakeRefused as error:
             return _refusal(error)
         try:
             ended, output = await self._output(pod["metadata"]["uid"], sessions.Exec(container=container, argv=argv))
@@ -133,10 +133,10 @@ class Streams:
             await session.abort()
 
     def _pod(self, where: Mapping[str, str]) -> Object:
-        """Return the pod that the path names, or raise asked.Refused."""
+        """Return the pod that the path names, or raise asked.HandshakeRefused."""
         pod = self._pods.find(where["namespace"], where["pod"])
         if pod is None or where.get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
-            raise asked.Refused("pod does not exist", code=404)
+            raise asked.HandshakeRefused("pod does not exist", code=404)
         return pod
 
     async def _take(
@@ -176,17 +176,17 @@ class _Taken(web.Response):
 
 def _agree(request: web.Request, *, spdy: tuple[str, ...], websocket: tuple[str, ...]) -> asked.Handshake:
     if request.can_read_body:
-        raise asked.Refused("unable to upgrade: the request has a body")
+        raise asked.HandshakeRefused("unable to upgrade: the request has a body")
     return asked.handshake(request.headers, method=request.method, spdy_protocols=spdy, websocket_protocols=websocket)
 
 
 def _running_container(pod: Object, name: str) -> str:
-    """Return the name if the container is running, else raise asked.Refused."""
+    """Return the name if the container is running, else raise asked.HandshakeRefused."""
     if not logs.has_container(pod, name):
-        raise asked.Refused(f'container not found ("{name}")', code=404)
+        raise asked.HandshakeRefused(f'container not found ("{name}")', code=404)
     state = (logs.container_status(pod, name) or {}).get("state") or {}
     if "running" not in state:
-        raise asked.Refused(f'container "{name}" in pod "{pod["metadata"]["name"]}" is not running')
+        raise asked.HandshakeRefused(f'container "{name}" in pod "{pod["metadata"]["name"]}" is not running')
     return name
 
 
@@ -197,7 +197,7 @@ def _has_terminal(pod: Object, name: str) -> bool:
     return any(one["name"] == name and bool(one.get("tty")) for kind in kinds for one in spec.get(kind) or [])
 
 
-def _refusal(error: asked.Refused) -> web.Response:
+def _refusal(error: asked.HandshakeRefused) -> web.Response:
     response = web.Response(status=error.code, text=str(error))
     for name, value in error.headers:
         response.headers.add(name, value)

@@ -11,7 +11,7 @@ import structlog.testing
 from hpk import errors
 from hpk.aio import backoff, service
 
-AT_ONCE = backoff.Policy(first_seconds=0.0)
+AT_ONCE = backoff.BackoffPolicy(first_seconds=0.0)
 
 
 async def test_a_service_that_fails_is_started_again_and_named() -> None:

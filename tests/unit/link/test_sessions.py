@@ -387,7 +387,7 @@ async def test_a_lost_link_ends_sessions_with_an_error(kubelet: link.Kubelet, ag
 async def test_an_agent_that_vanishes_ends_its_sessions(kubelet: link.Kubelet, agent: Agent) -> None:
     """Whether they wait for data, for room, or for the agent's call."""
     session = await kubelet.server.open(UID, command("deaf"))
-    assert isinstance(session, opener.Session)
+    assert isinstance(session, opener.KubeletSession)
 
     async def feed() -> None:
         while not session.over.is_set():
@@ -440,7 +440,7 @@ async def test_a_fault_in_the_agent_is_the_session_s_only(kubelet: link.Kubelet,
 
 async def test_an_agent_cannot_take_another_pod_s_session(kubelet: link.Kubelet, agent: Agent) -> None:
     """A call under another certificate is refused, even with the session's name."""
-    answer: asyncio.Future[opener.Session] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[opener.KubeletSession] = asyncio.get_running_loop().create_future()
     kubelet.server._opener._waiting["name"] = (UID, answer)
     kubelet.server._opener._counts[UID] = 1
     thief = Agent()

@@ -29,7 +29,9 @@ def said(exit_code: int, newest: Any, output: str = "") -> dict[str, Any]:
     words = lastwords.LastWords(state, lastwords.last_line(output), output)
     told = lastwords.report(pod(), words, newest, now=3.0) or newest
     now = datetime.now(UTC)
-    facts = status.Facts(started_at=now, report=told, allocation=state, job_id="7", is_over=True, output=words.line)
+    facts = status.StatusInputs(
+        started_at=now, report=told, allocation=state, job_id="7", is_over=True, output=words.line
+    )
     return status.status(pod(), facts, now=now)
 
 

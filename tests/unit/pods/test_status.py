@@ -77,7 +77,7 @@ def report(containers: dict[str, records.ContainerRecord], **more: Any) -> recor
 
 def made(one: v1.Pod, **facts: Any) -> dict[str, Any]:
     """The status of the pod with these facts."""
-    return status.status(one, status.Facts(started_at=NOW, job_id="7", **facts), now=NOW)
+    return status.status(one, status.StatusInputs(started_at=NOW, job_id="7", **facts), now=NOW)
 
 
 def condition(wanted: dict[str, Any], kind: str) -> tuple[str, str | None]:
@@ -253,7 +253,9 @@ def test_a_condition_that_did_not_change_keeps_its_time() -> None:
     """lastTransitionTime moves only with the status."""
     before = made(pod(), report=report({"c": record("running")}))
     later = datetime(2027, 1, 1, tzinfo=UTC)
-    after = status.status(pod(), status.Facts(started_at=NOW, report=report({"c": record("running")})), now=later)
+    after = status.status(
+        pod(), status.StatusInputs(started_at=NOW, report=report({"c": record("running")})), now=later
+    )
     merged = compare.merge_transitions(after, before)
     assert {c["lastTransitionTime"] for c in merged["conditions"]} == {status.stamp(T0)}
 
@@ -292,7 +294,7 @@ def test_ephemeral_containers_are_told_and_change_nothing_else() -> None:
     extra = [v1.EphemeralContainer(name=name, image="e") for name in ("d", "w")]
     one = msgspec.structs.replace(bare, spec=msgspec.structs.replace(bare.spec, ephemeral_containers=extra))
     records_ = {"i": record("terminated"), "c": record("terminated"), "d": record("terminated", code=5, image_id="e@1")}
-    facts = status.Facts(
+    facts = status.StatusInputs(
         started_at=NOW,
         report=report(records_, finished_at=T0 + 2),
         is_over=True,
@@ -312,7 +314,7 @@ def test_an_ephemeral_container_does_not_wait_for_init_containers() -> None:
     """So it does not say that it does."""
     bare = pod(inits=("i",))
     spec = msgspec.structs.replace(bare.spec, ephemeral_containers=[v1.EphemeralContainer(name="d")])
-    facts = status.Facts(started_at=NOW, report=report({"i": record("running"), "c": record("waiting")}))
+    facts = status.StatusInputs(started_at=NOW, report=report({"i": record("running"), "c": record("waiting")}))
     (made,) = status.status(msgspec.structs.replace(bare, spec=spec), facts, now=NOW)["ephemeralContainerStatuses"]
     assert made["state"]["waiting"]["reason"] == "ContainerCreating"
 
@@ -445,7 +447,7 @@ ENDS: list[tuple[dict[str, Any], str]] = [
 def test_a_job_without_a_record_ends_with_slurms_words(known: dict[str, Any], message: str) -> None:
     """Its exit code and reason, and what they mean: nobody knows signal 53 by heart."""
     state = model.AllocationState(phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="FAILED", **known)
-    facts = status.Facts(started_at=NOW, allocation=state, job_id="7", is_over=True, output="last line")
+    facts = status.StatusInputs(started_at=NOW, allocation=state, job_id="7", is_over=True, output="last line")
     made = status.status(pod(), facts, now=NOW)
     assert (made["phase"], made["reason"]) == ("Failed", "ContainerStatusUnknown")
     assert made["message"].startswith(message)

@@ -403,7 +403,7 @@ async def test_finished_pods_leave_no_worker(world: path.World) -> None:
 
 async def test_a_replica_waits_where_another_was_refused_for_good(world: path.World) -> None:
     """It stays Pending, tells sbatch's words, and is submitted when its turn has come."""
-    world.gate._pauses["refused"] = backoff.Policy(first_seconds=0.3, cap_seconds=0.3)
+    world.gate._pauses["refused"] = backoff.BackoffPolicy(first_seconds=0.3, cap_seconds=0.3)
     world.allocator.refusals = [errors.JobRefused("Invalid account")]
     for name in ("first", "second"):
         owner = {"kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
@@ -589,7 +589,7 @@ async def test_a_plan_that_cannot_be_read_makes_no_second_job(world: path.World,
 
 async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(world: path.World) -> None:
     """Forty pods, five jobs at a time: what a pod needs is made once it can go, and is never in memory for many."""
-    long = backoff.Policy(first_seconds=3600.0, cap_seconds=3600.0)
+    long = backoff.BackoffPolicy(first_seconds=3600.0, cap_seconds=3600.0)
     world.gate._pauses["limits"] = long
     world.allocator.limit = 5
     uids = [world.create(f"p{number}") for number in range(40)]
@@ -615,7 +615,7 @@ async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(world: path.World) 
 
 async def test_the_deletion_of_finished_pods_gives_nobody_a_place(world: path.World) -> None:
     """Their jobs ended long ago: at a limit nothing is prepared and submitted in vain for each that is cleared away."""
-    world.gate._pauses["limits"] = backoff.Policy(first_seconds=3600.0, cap_seconds=3600.0)
+    world.gate._pauses["limits"] = backoff.BackoffPolicy(first_seconds=3600.0, cap_seconds=3600.0)
     uid = await running(world, "done")
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
     world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
@@ -639,7 +639,7 @@ async def test_the_end_of_a_job_that_an_earlier_kubelet_submitted_gives_a_place(
     uid = await running(world, "old")
     world.allocator.found[uid] = "101"
     await world.restart()
-    world.gate._pauses["limits"] = backoff.Policy(first_seconds=3600.0, cap_seconds=3600.0)
+    world.gate._pauses["limits"] = backoff.BackoffPolicy(first_seconds=3600.0, cap_seconds=3600.0)
     world.allocator.limit = 1
     held = world.create("new")
     await world.until(lambda: world.gate_holds(held))
@@ -661,7 +661,7 @@ async def test_a_pod_deleted_while_it_waits_for_a_place_goes_at_once(world: path
 
 async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(world: path.World) -> None:
     """No sbatch was called for it: nothing is known of the limit, and the free place is another's."""
-    world.gate._pauses["limits"] = backoff.Policy(first_seconds=3600.0, cap_seconds=3600.0)
+    world.gate._pauses["limits"] = backoff.BackoffPolicy(first_seconds=3600.0, cap_seconds=3600.0)
     world.allocator.limit = 1
     uid = world.create("p0")
     await world.until(lambda: world.allocator.submitted == [uid])

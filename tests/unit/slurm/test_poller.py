@@ -44,7 +44,7 @@ async def settle() -> None:
 
 def make(source: fake.FakeSource, clock: Time) -> poller.Poller:
     """A poller on virtual time, without chance in its pauses."""
-    policy = backoff.Policy(first_seconds=2.0, cap_seconds=120.0, jitter=0.0)
+    policy = backoff.BackoffPolicy(first_seconds=2.0, cap_seconds=120.0, jitter=0.0)
     return poller.Poller(source, poll_seconds=15.0, clock=lambda: clock.now, policy=policy)
 
 
