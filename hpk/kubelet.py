@@ -18,7 +18,7 @@ from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
 from hpk.node import auth, configz, imagefs, node, nodestatus
 from hpk.node import server as node_server
-from hpk.pods import agents, events, gate, prepare, report, review, services, source, submit, translate, watch
+from hpk.pods import agents, events, gate, podsource, prepare, report, review, services, submit, translate, watch
 from hpk.slurm import poller
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Kubelet:
         certificate = control_plane.kubelet_certificate
         control_plane.kubelet_port.bound.close()
         return node_server.KubeletServer(
-            source.InformerPods(self.pods, self._reporter),
+            podsource.InformerPods(self.pods, self._reporter),
             state=settings.directory,
             authenticator=auth.Authenticator(kube),
             authorizer=auth.Authorizer(kube, settings.node_name),

@@ -309,8 +309,9 @@ UNRECORDED: Mapping[str, int] = {
     "Evicted": 206,
     "SetupFailed": 207,
 }
-"""The job's exit code if neither the kubelet nor the disk has taken the last report: the reason of `EndCause`, or how the
-containers ended. 0 means that the end is recorded.
+"""The job's exit code if neither the kubelet nor the disk has taken the last report.
+
+It names the reason of `EndCause`, or how the containers ended. 0 means that the end is recorded.
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors, jobdir
-from hpk.cli import cluster, host, instance, share
+from hpk.cli import cluster, data_files, host, instance
 from hpk.controlplane import ownership, placement, version
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def read(script: Path | None) -> str:
     """Return the text of the named sbatch script, else the user's own, else the bundled one."""
     if script is None:
         own = Path("~/hpk.sbatch").expanduser()
-        script = own if own.exists() else share.file("hpk.sbatch")
+        script = own if own.exists() else data_files.file("hpk.sbatch")
     try:
         return script.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:

@@ -31,7 +31,7 @@ from hpk.controlplane import (
     mirror,
     placement,
     renewal,
-    saving,
+    snapshot,
     supervisor,
     troubles,
     upkeep,
@@ -294,7 +294,7 @@ def _prepare(
     ends = _settle(copy, is_for_node=node_data is not None)
     kept = None
     if node_data is not None:
-        save = functools.partial(saving.save, where)
+        save = functools.partial(snapshot.save, where)
         tell = functools.partial(found.tell, "copy of etcd")
         kept = mirror.Mirror(datadir.DataDirectory(node_data), copy, save=save, is_ours=held.is_ours, tell=tell)
         kept.begin(ends)

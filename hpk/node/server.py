@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hpk import jobdir
     from hpk.link import sessions
-    from hpk.node import podsource, reviewer
+    from hpk.node import podsource, webhook
 
 LOG = structlog.get_logger(__name__)
 
@@ -85,7 +85,7 @@ class KubeletServer:
         host: str,
         port: int,
         configuration: Mapping[str, Any] | None = None,
-        reviews: reviewer.AdmissionReviewer | None = None,
+        reviews: webhook.AdmissionReviewer | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._pods, self._state, self._clock, self._reviews = pods, state, clock, reviews

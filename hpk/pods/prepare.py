@@ -19,7 +19,7 @@ from hpk import errors, jobdir
 from hpk.aio import backoff
 from hpk.aio import clock as clocks
 from hpk.images import reference
-from hpk.pods import admit, model, runtime, script, translate
+from hpk.pods import admit, allocations, runtime, script, translate
 from hpk.volumes import plan as volume_plan
 from hpk.volumes import sources
 
@@ -79,7 +79,7 @@ class Attempts:
 class Ready:
     """A pod whose job can be submitted."""
 
-    work: model.Work
+    work: allocations.Work
     script: str
     images: dict[str, tuple[str, str]]
 
@@ -160,7 +160,7 @@ class Preparer:
         plan = self._plan(admitted, cluster, ingredients)
         job = self._job(admitted, cluster, plan)
         names = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
-        return Ready(work=model.Work(plan=plan, job=job), script=script.render(job), images=names)
+        return Ready(work=allocations.Work(plan=plan, job=job), script=script.render(job), images=names)
 
     async def prepare_ephemeral(
         self, pod: v1.Pod, container: v1.Container, *, cluster: admit.Cluster, attempts: Attempts
@@ -207,7 +207,7 @@ class Preparer:
         self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
         return NotReady({error.container: ("CreateContainerConfigError", str(error))}, seconds=CONFIG_PAUSE_SECONDS)
 
-    def _job(self, admitted: admit.Admitted, cluster: admit.Cluster, plan: records.PodPlan) -> model.JobPlan:
+    def _job(self, admitted: admit.Admitted, cluster: admit.Cluster, plan: records.PodPlan) -> allocations.JobPlan:
         directory = self._state.pod(plan["uid"])
         commands = self._launcher.commands(plan, directory=directory.root)
         where = Path(directory.root)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hpk.pods import conditions, life, model
+from hpk.pods import allocations, conditions, life
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,12 +34,12 @@ OURS = frozenset(
 """The conditions that the kubelet owns; others are left alone."""
 
 
-FAILURES: Mapping[model.Cause | None, tuple[str, str]] = {
-    model.Cause.CANCELLED: ("Evicted", "was cancelled"),
-    model.Cause.TIME_LIMIT: ("Evicted", "reached its time limit"),
-    model.Cause.OUT_OF_MEMORY: ("OOMKilled", "went over its memory; raise the containers' memory limits"),
-    model.Cause.NODE_FAILED: ("Evicted", "was lost: its compute node failed"),
-    model.Cause.PREEMPTED: ("Evicted", "was preempted"),
+FAILURES: Mapping[allocations.Cause | None, tuple[str, str]] = {
+    allocations.Cause.CANCELLED: ("Evicted", "was cancelled"),
+    allocations.Cause.TIME_LIMIT: ("Evicted", "reached its time limit"),
+    allocations.Cause.OUT_OF_MEMORY: ("OOMKilled", "went over its memory; raise the containers' memory limits"),
+    allocations.Cause.NODE_FAILED: ("Evicted", "was lost: its compute node failed"),
+    allocations.Cause.PREEMPTED: ("Evicted", "was preempted"),
 }
 """The pod's reason and the job's fate, by cause; Argo and others test for ``Evicted``."""
 
@@ -63,7 +63,7 @@ class StatusInputs:
     started_at: datetime
     waiting: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     report: records.Report | None = None
-    allocation: model.AllocationState | None = None
+    allocation: allocations.AllocationState | None = None
     job_id: str = ""
     failure: tuple[str, str] | None = None
     is_over: bool = False
@@ -213,7 +213,7 @@ def _as_lost(made: dict[str, Any], facts: StatusInputs) -> dict[str, Any]:
     """Return the container's status in a pod that is over: one that still claims to run is lost."""
     made |= {"ready": False, "started": False}
     running = made["state"].get("running")
-    is_out_of_memory = _cause(facts) is model.Cause.OUT_OF_MEMORY
+    is_out_of_memory = _cause(facts) is allocations.Cause.OUT_OF_MEMORY
     if running is not None:
         reason = "OOMKilled" if is_out_of_memory else LOST
         made["state"] = {"terminated": _lost(running["startedAt"], reason=reason)}
@@ -289,20 +289,20 @@ def _cut_short(facts: StatusInputs) -> bool:
         return True
     cause = _cause(facts)
     is_finished = bool(facts.report and facts.report["finished_at"])
-    return not is_finished and cause not in {None, model.Cause.FINISHED}
+    return not is_finished and cause not in {None, allocations.Cause.FINISHED}
 
 
-def _cause(facts: StatusInputs) -> model.Cause | None:
+def _cause(facts: StatusInputs) -> allocations.Cause | None:
     """Return why the pod's job ended.
 
     With cgroups Slurm reports OUT_OF_MEMORY for any job in which the kernel killed a process, even if the job then
     ended by itself. It is the pod's cause only if one of its containers was killed.
     """
     cause = facts.allocation.cause if facts.allocation else None
-    if cause is model.Cause.OUT_OF_MEMORY and facts.report and facts.report["finished_at"]:
+    if cause is allocations.Cause.OUT_OF_MEMORY and facts.report and facts.report["finished_at"]:
         runs = [record["terminated"] for record in facts.report["containers"].values()]
         if not facts.report["ended"] and not any(run and run["exit_code"] in KILLED for run in runs):
-            return model.Cause.FINISHED
+            return allocations.Cause.FINISHED
     return cause
 
 
@@ -318,7 +318,7 @@ def _why(facts: StatusInputs, phase: str) -> tuple[str, str]:
         return "DeadlineExceeded", ended["message"]
     if phase == "Failed" and (told := job_failure(facts)):
         return told
-    if phase == "Pending" and state and state.phase is model.Phase.QUEUED:
+    if phase == "Pending" and state and state.phase is allocations.Phase.QUEUED:
         why = f": {state.reason}" if state.reason and state.reason != "None" else ""
         return "", f"Slurm job {facts.job_id} is {state.state or 'PENDING'}{why}"
     return "", ""
@@ -349,7 +349,7 @@ COULD_NOT_START = 53
 """Slurm's signal number for a script that slurmstepd could not start, as in ``ExitCode=0:53``."""
 
 
-def how_it_ended(state: model.AllocationState | None) -> str:
+def how_it_ended(state: allocations.AllocationState | None) -> str:
     """Return Slurm's exit code and reason for a job without its agent's record, with their meaning."""
     unrecorded = " and left no record of the pod's end"
     if state is None or state.exit_code is None:
@@ -366,11 +366,11 @@ def how_it_ended(state: model.AllocationState | None) -> str:
     return f"{told}{unrecorded}"
 
 
-def _how_evicted(ended: records.EndCause, state: model.AllocationState | None) -> str:
+def _how_evicted(ended: records.EndCause, state: allocations.AllocationState | None) -> str:
     """Return what happened to a job that Slurm still holds although its agent had to end; empty if unknown."""
     if ended["reason"] == "TimeLimit":
         return "reached its time limit"
-    is_queued = state is not None and state.phase is model.Phase.QUEUED
+    is_queued = state is not None and state.phase is allocations.Phase.QUEUED
     return "was requeued; a pod runs only once" if ended["reason"] == "Signalled" and is_queued else ""
 
 

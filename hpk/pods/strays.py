@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
     from hpk import jobdir
-    from hpk.pods import model
+    from hpk.pods import allocations
     from hpk.slurm import model as slurm_model
 
 
@@ -72,7 +72,7 @@ def find(
     jobs: Mapping[str, list[slurm_model.Job]],
     *,
     left: Container[str],
-    followed: Mapping[str, model.Allocation],
+    followed: Mapping[str, allocations.Allocation],
     pods: CurrentPods,
 ) -> Iterator[Stray]:
     """Yield the jobs that certainly belong to no pod.

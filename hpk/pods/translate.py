@@ -9,7 +9,7 @@ import msgspec
 
 from hpk import errors, jobdir
 from hpk.kube import quantity, v1
-from hpk.pods import admit, disk, environment, model, resources, warning
+from hpk.pods import admit, allocations, disk, environment, resources, warning
 from hpk.slurm import flags
 from hpk.volumes import plan as volume_plan
 
@@ -347,9 +347,9 @@ def job_plan(
     directory: Path,
     commands: sandbox.Commands,
     capacity: slurm_model.ClusterCapacity | None = None,
-) -> model.JobPlan:
+) -> allocations.JobPlan:
     """Return the plan that ``script.sh`` is rendered from."""
-    return model.JobPlan(
+    return allocations.JobPlan(
         directives=directives(admitted, directory=directory, capacity=capacity),
         prelude=site.prelude,
         directory=directory,

@@ -15,7 +15,7 @@ import structlog
 
 from hpk import errors
 from hpk.kube import v1
-from hpk.pods import edits, ephemeral, gate, launch, life, model, observe, status, tell, tenancy, termination
+from hpk.pods import allocations, edits, ephemeral, gate, launch, life, observe, status, tell, tenancy, termination
 
 if TYPE_CHECKING:
     from hpk.pods import services
@@ -193,7 +193,7 @@ class Worker:
 
     def _count(self, pod: v1.Pod, facts: status.StatusInputs) -> None:
         """Have a controller's next pods wait where one that should run for ever has failed at once."""
-        is_own_fault = facts.allocation is not None and facts.allocation.cause in {None, *model.OWN_FAULT}
+        is_own_fault = facts.allocation is not None and facts.allocation.cause in {None, *allocations.OWN_FAULT}
         lived = self._s.clock.time() - facts.report["started_at"] if facts.report else 0.0
         is_deleted = pod.metadata.deletion_timestamp is not None
         if is_own_fault and pod.spec.restart_policy == "Always" and not is_deleted and lived < gate.AT_ONCE_SECONDS:

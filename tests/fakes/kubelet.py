@@ -73,7 +73,7 @@ class Reviews:
     def review(
         self, kind: str, raw: dict[str, Any], *, old: dict[str, Any] | None = None, part: str = ""
     ) -> tuple[str | None, list[str]]:
-        """As :class:`hpk.node.reviewer.AdmissionReviewer`."""
+        """As :class:`hpk.node.webhook.AdmissionReviewer`."""
         if old is not None:
             return f"no such change of {part or 'it'}", []
         if raw["metadata"]["name"] == "ugly":

@@ -15,7 +15,7 @@ import structlog
 
 from hpk import aiotasks, errors
 from hpk.link import sessions
-from hpk.node.streams import asked, channels, connection, wire
+from hpk.node.streams import channels, connection, handshake, wire
 
 LOG = structlog.get_logger(__name__)
 
@@ -135,7 +135,7 @@ class SpdyForward:
 
     def _accept(self, stream: connection.Stream) -> bool:
         kind, text = stream.headers.get("streamtype", ""), stream.headers.get("port", "")
-        port = asked.port(text)
+        port = handshake.port(text)
         if kind not in ("error", "data") or port is None:
             LOG.info("Cannot forward: a stream's type or port is wrong", kind=kind[:20], port=text[:20])
             return False
@@ -208,7 +208,7 @@ class TunnelForward(SpdyForward):
 class WebSocketForward:
     """A WebSocket client whose query names the ports: channel 2i carries port i's data, 2i + 1 its errors."""
 
-    def __init__(self, forwarder: Forwarder, agreed: asked.Handshake, ports: tuple[int, ...]) -> None:
+    def __init__(self, forwarder: Forwarder, agreed: handshake.Handshake, ports: tuple[int, ...]) -> None:
         self._forwarder, self._ports = forwarder, ports
         self.wire = wire.Wire(self._feed, most_held=MOST_HELD_BYTES)
         self._inboxes = {2 * index: wire.Inbox(self.wire) for index in range(len(ports))}

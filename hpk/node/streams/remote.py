@@ -16,7 +16,7 @@ import structlog
 
 from hpk import errors
 from hpk.link import sessions
-from hpk.node.streams import asked, channels, connection, status, wire
+from hpk.node.streams import channels, connection, handshake, status, wire
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -63,7 +63,7 @@ class RemoteClient(Protocol):
 class SpdyClient:
     """A client that speaks SPDY."""
 
-    def __init__(self, agreed: asked.Handshake, wanted: asked.StreamOptions) -> None:
+    def __init__(self, agreed: handshake.Handshake, wanted: handshake.StreamOptions) -> None:
         self._has_json = agreed.has_json_status
         flags = (wanted.stdin, wanted.stdout, wanted.stderr, True, wanted.tty and agreed.has_resize)
         self._missing = {name for name, is_wanted in zip(NAMES, flags, strict=True) if is_wanted}
@@ -129,7 +129,7 @@ class SpdyClient:
 class WebSocketClient:
     """A client that speaks one of the WebSocket subprotocols."""
 
-    def __init__(self, agreed: asked.Handshake, wanted: asked.StreamOptions) -> None:
+    def __init__(self, agreed: handshake.Handshake, wanted: handshake.StreamOptions) -> None:
         self._has_json = agreed.has_json_status
         self._outputs = {STDOUT: wanted.stdout, STDERR: wanted.stderr}
         self.wire = wire.Wire(self._feed)
@@ -140,7 +140,7 @@ class WebSocketClient:
             self.wire,
             {STDIN: self.stdin, RESIZE: self.sizes},
             is_base64=agreed.is_base64,
-            can_close=agreed.protocol == asked.V5,
+            can_close=agreed.protocol == handshake.V5,
         )
 
     async def is_ready(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from hpk import errors, jobdir
-from hpk.pods import model, strays, submit
+from hpk.pods import allocations, strays, submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
 from tests import background, waiting
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, bool], str, list[str]]] = {
 
 def found(state: jobdir.StateDirectory, jobs: list[slurm_model.Job], *, pods: Pods, follows: str = "") -> list[str]:
     """The strays among these jobs, where no pod has left a directory."""
-    followed = {"u": model.Allocation(job_id=follows, uid="u")} if follows else {}
+    followed = {"u": allocations.Allocation(job_id=follows, uid="u")} if follows else {}
     ours = strays.ours(jobs, places=strays.places(state))
     return [stray.job_id for stray in strays.find(ours, left=(), followed=followed, pods=pods)]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from hpk import errors, jobdir
-from hpk.pods import model, submit
+from hpk.pods import allocations, submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
 from tests import background
@@ -75,13 +75,13 @@ async def test_a_full_file_system_loses_no_job(state: jobdir.StateDirectory) -> 
     """The number is written down for the next kubelet only; this one follows the job all the same."""
     jobdir.make_directory(state.pod(UID).submission)  # nothing can be renamed onto it
     made = submit.JobPerPod(cast("Any", Sbatch()), cast("Any", FakePoller()), state=state, on_change=lambda _uid: None)
-    assert await made.allocate(UID, script="#!/bin/sh") == model.Allocation(job_id="42", uid=UID)
+    assert await made.allocate(UID, script="#!/bin/sh") == allocations.Allocation(job_id="42", uid=UID)
 
 
 async def test_a_pod_that_was_claimed_is_adopted_after_slurm_forgot_its_job(state: jobdir.StateDirectory) -> None:
     """A kubelet killed before it wrote the job down, and away for longer than MinJobAge, runs nothing twice."""
     jobdir.write_bytes(state.pod(UID).claim, b"17")
-    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="17", uid=UID)
+    assert await allocator(state, FakePoller()).find(UID) == allocations.Allocation(job_id="17", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "17"
 
 
@@ -89,7 +89,7 @@ async def test_the_claim_counts_more_than_the_answer_of_sbatch(state: jobdir.Sta
     """Of two jobs, made because an answer was lost, only that runs which came first."""
     jobdir.write_json(state.pod(UID).submission, {"job_id": "18", "submitted_at": 1.0})
     jobdir.write_bytes(state.pod(UID).claim, b"17")
-    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="17", uid=UID)
+    assert await allocator(state, FakePoller()).find(UID) == allocations.Allocation(job_id="17", uid=UID)
 
 
 async def test_without_a_claim_slurm_is_asked_and_the_newest_job_counts(state: jobdir.StateDirectory) -> None:
@@ -100,7 +100,7 @@ async def test_without_a_claim_slurm_is_asked_and_the_newest_job_counts(state: j
         job("11", comment=UID, name=UID, work_directory="/home/u/.hpk/pods/another"),
         job("12", work_directory=DIRECTORY, command="/home/u/my.sh"),
     )
-    assert await allocator(state, asked).find(UID) == model.Allocation(job_id="10", uid=UID)
+    assert await allocator(state, asked).find(UID) == allocations.Allocation(job_id="10", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "10"
 
 
@@ -137,7 +137,7 @@ async def test_a_torn_record_is_a_missing_one(state: jobdir.StateDirectory, torn
     jobdir.write_bytes(state.pod(UID).claim, b"\0\0")
     assert await allocator(state, FakePoller()).find(UID) is None
     found = await allocator(state, FakePoller(job("5", work_directory=DIRECTORY))).find(UID)
-    assert found == model.Allocation(job_id="5", uid=UID)
+    assert found == allocations.Allocation(job_id="5", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "5"
 
 
@@ -145,7 +145,7 @@ async def test_a_claim_without_a_name_leaves_the_answer_to_slurm(state: jobdir.S
     """The agent was killed between making the file and writing to it."""
     jobdir.write_bytes(state.pod(UID).claim, b"")
     asked = FakePoller(job("5", work_directory=DIRECTORY))
-    assert await allocator(state, asked).find(UID) == model.Allocation(job_id="5", uid=UID)
+    assert await allocator(state, asked).find(UID) == allocations.Allocation(job_id="5", uid=UID)
 
 
 @pytest.mark.parametrize("record", ["claim", "submission"])
@@ -188,7 +188,7 @@ async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir
     await mine.ask_to_end(found)
     await polling.fresh()
     await mine.release(found)
-    assert mine.observe(found).phase is model.Phase.GONE
+    assert mine.observe(found).phase is allocations.Phase.GONE
     assert slurm.cancelled == []
     await background.end(asking)
 
@@ -203,7 +203,7 @@ async def test_nothing_is_cancelled_while_slurm_does_not_say_whose_it_is(state: 
     mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=lambda _uid: None)
     source.error = errors.SlurmUnavailable("away")
     with pytest.raises(errors.SlurmUnavailable):
-        await mine.release(model.Allocation(job_id="17", uid=UID))
+        await mine.release(allocations.Allocation(job_id="17", uid=UID))
     assert slurm.cancelled == []
     await background.end(asking)
 
@@ -237,12 +237,12 @@ async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdi
     mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=lambda _uid: None)
     given = await mine.allocate(UID, script="#!/bin/sh")
     mine.watch(UID, given)
-    assert mine.observe(given).phase is model.Phase.UNKNOWN
+    assert mine.observe(given).phase is allocations.Phase.UNKNOWN
     assert await mine.recall(given) is None
     await mine.release(given)
     assert slurm.cancelled == ["17"]
     await polling.fresh()  # and still only the other one has the number
-    assert mine.observe(given).phase is model.Phase.GONE
+    assert mine.observe(given).phase is allocations.Phase.GONE
     await background.end(asking)
 
 
@@ -254,7 +254,7 @@ async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(st
     asking = asyncio.create_task(polling.run())
     await polling.fresh()
     mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=woken.append)
-    before = model.Allocation(job_id="17", uid="before")
+    before = allocations.Allocation(job_id="17", uid="before")
     mine.watch("before", before)
     given = await mine.allocate(UID, script="#!/bin/sh")
     mine.watch(UID, given)
@@ -264,16 +264,16 @@ async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(st
     mine.forget(before)
     source.answer = []
     await polling.fresh()
-    assert mine.observe(given).phase is model.Phase.GONE
+    assert mine.observe(given).phase is allocations.Phase.GONE
     assert woken[-1] == UID
     await background.end(asking)
 
 
 @pytest.mark.parametrize(
     ("word", "phase", "is_ending"),
-    [("COMPLETING", model.Phase.STARTED, True), ("RUNNING", model.Phase.STARTED, False)],
+    [("COMPLETING", allocations.Phase.STARTED, True), ("RUNNING", allocations.Phase.STARTED, False)],
 )
-def test_a_job_that_slurm_ends_is_known_as_such(word: str, phase: model.Phase, is_ending: bool) -> None:  # noqa: FBT001
+def test_a_job_that_slurm_ends_is_known_as_such(word: str, phase: allocations.Phase, is_ending: bool) -> None:  # noqa: FBT001
     """It has not ended, and Slurm has yet to say why."""
     state = submit.state_of(job("7", word))
     assert (state.phase, state.is_ending, state.is_over) == (phase, is_ending, False)

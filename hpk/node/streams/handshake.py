@@ -131,7 +131,7 @@ def port(text: str) -> int | None:
     return number if 1 <= number <= LARGEST_PORT else None
 
 
-def handshake(
+def agree(
     headers: CIMultiDictProxy[str],
     *,
     method: str,
