@@ -14,7 +14,7 @@ from aiohttp import web
 
 from hpk import errors, jobdir
 from hpk.node import logs, server
-from tests import waiting
+from tests import virtual, waiting
 from tests.fakes import pods as fakes
 from tests.fakes.kubelet import World, issue
 
@@ -246,12 +246,21 @@ async def test_a_slow_client_costs_bounded_memory(world: World, monkeypatch: pyt
 @pytest.mark.parametrize("said", [b"", b"GET /pods HT", b"GET /pods HTTP/1.1\r\nHost: x\r\nX: "])
 async def test_who_asks_nothing_is_hung_up_on(tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reaches the port may connect: a request that never comes, or never ends, holds no connection for long."""
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.1)
+    taken, take = asyncio.Event(), web.RequestHandler.connection_made
+
+    def taking(self: web.RequestHandler, transport: asyncio.BaseTransport) -> None:
+        take(self, transport)
+        taken.set()
+
+    monkeypatch.setattr(web.RequestHandler, "connection_made", taking)
     world = World(tmp_path)
     async with world.server:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.server.port, ssl=world.trust())
         writer.write(said)
-        async with asyncio.timeout(30):
+        await taken.wait()
+        await waiting.turns()
+        virtual.pass_at_once(server.IDLE_SECONDS, monkeypatch)
+        async with asyncio.timeout(waiting.LIMIT_SECONDS):
             assert await reader.read() == b""
         writer.close()
 
