@@ -119,9 +119,9 @@ async def test_what_was_tried_is_told(stage: Stage) -> None:
         await stage.find(("tunnel", json.dumps({"error": "srun failed"})))
 
 
-async def test_a_port_that_swallows_is_not_waited_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_a_port_that_swallows_is_not_waited_for() -> None:
     """As firewalls do it."""
-    monkeypatch.setattr(reach, "DIRECT_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         place = full.getsockname()
         with socket.create_connection(place), contextlib.ExitStack() as stack:
@@ -220,11 +220,9 @@ def test_kubectl_that_asks_nobody_needs_no_control_plane(
     assert became[-1]["KUBECONFIG"].endswith(f":{stage.file}")
 
 
-async def test_connect_leads_the_context_while_it_runs(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.virtual_time
+async def test_connect_leads_the_context_while_it_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     """To the tunnel, also after a new control plane has put its own URL there; and back at the end."""
-    monkeypatch.setattr(connect, "LOOK_SECONDS", 0.01)
     stage.control_plane("https://c1:1")
     talk = stage.talk(LIVES, TUNNEL)
     running = asyncio.create_task(connect.run(stage.settings, port=9))
@@ -238,9 +236,9 @@ async def test_connect_leads_the_context_while_it_runs(
     assert "job 7 on c1 by srun: https://127.0.0.1:4" in capsys.readouterr().out
 
 
-async def test_connect_ends_with_its_tunnel(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_connect_ends_with_its_tunnel(stage: Stage) -> None:
     """And leaves nothing that leads nowhere."""
-    monkeypatch.setattr(connect, "LOOK_SECONDS", 0.01)
     stage.control_plane("https://c1:1")
     stage.tunnel()  # killed outright it leaves its record
     stage.talk(("^tunnels$", "[0, -9]"), TUNNEL)
