@@ -12,7 +12,7 @@ import pytest
 from hpk import errors
 from hpk.aio import backoff
 from hpk.controlplane import component, supervisor
-from tests import waiting
+from tests import virtual, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -147,13 +147,17 @@ async def test_a_child_that_keeps_failing_ends_everything(shells: Shells) -> Non
     assert shells.lines() == ["start a", "start b", "start b", "start b", "stop a"]
 
 
-async def test_never_ready_is_a_failure(shells: Shells) -> None:
+async def test_never_ready_is_a_failure(shells: Shells, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that runs and never gets ready is stopped and given up, with the probe's last complaint."""
-    hung = shells.component("a", probe=Exists(shells.root / "never"), ready_seconds=0.4)
+    hung = shells.component("a", probe=Exists(shells.root / "never"), ready_seconds=3600)
     made = supervisor.Supervisor([hung], policy=QUICK, attempts=2)
+    task = asyncio.create_task(made.run())
+    for lines in (1, 3):
+        await waiting.until(lambda lines=lines: len(shells.lines()) == lines)  # type: ignore[misc]
+        virtual.pass_at_once(3600, monkeypatch)
     with pytest.raises(ExceptionGroup) as caught:
-        await made.run()
-    assert "was not ready after 0 s (no file)" in str(caught.value.exceptions[0])
+        await task
+    assert "was not ready after 3600 s (no file)" in str(caught.value.exceptions[0])
     assert shells.lines() == ["start a", "stop a"] * 2
 
 
