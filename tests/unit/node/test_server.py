@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +160,8 @@ async def test_seconds_ago_are_counted_by_the_clock_that_wrote_the_log(world: Wo
     """A node whose clock is off by minutes, or as here by months, shows its last seconds all the same."""
     last = datetime(2026, 1, 1, 0, 0, 4, tzinfo=UTC).timestamp()
     report = world.state.pod("u1").report
-    jobdir.write_json(report, {"clock_ahead_seconds": last - time.time()})
+    world.server._clock = lambda: virtual.EPOCH + 0.5  # half a second after the last line
+    jobdir.write_json(report, {"clock_ahead_seconds": last - virtual.EPOCH})
     client = world.apiserver()
     shown = "line 2\nline 3\nline 4\n"
     assert await answer(client, "/containerLogs/a/p/c", sinceSeconds="3") == (200, shown)
