@@ -20,7 +20,6 @@ from hpk import config, errors, jobdir, kubeconfig
 from hpk.cli import connect, host, kubectl, reach
 from hpk.host import dial, protocol, tunnel
 from hpk.slurm import client, runner
-from tests import waiting
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
@@ -228,7 +227,8 @@ async def test_connect_leads_the_context_while_it_runs(stage: Stage, capsys: pyt
     running = asyncio.create_task(connect.run(stage.settings, port=9))
     for server in ("https://c1:1", "https://c2:2"):
         stage.control_plane(server)
-        await waiting.until(lambda: kubeconfig.current()[1] == "https://127.0.0.1:4")
+        await asyncio.sleep(2 * connect.LOOK_SECONDS)
+        assert kubeconfig.current()[1] == "https://127.0.0.1:4"
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
     assert kubeconfig.current() == ("hpk", "https://c2:2")
