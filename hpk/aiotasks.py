@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 
-class Event(Protocol):
+class Waitable(Protocol):
     """Something that comes once."""
 
     def wait(self) -> Coroutine[Any, Any, object]:
@@ -23,7 +23,7 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def first_of(*events: Event) -> None:
+async def first_of(*events: Waitable) -> None:
     """Wait until one of them has come."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     try:

@@ -102,7 +102,7 @@ async def _start(
     made = kubelet.Kubelet(
         settings, control_plane, kube=kube, history=binder_kube, cluster=cluster, site=site, launcher=launcher
     )
-    told = events.Recorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name, history=binder_kube)
+    told = events.EventRecorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name, history=binder_kube)
     await asyncio.gather(told.load(), made.recorder.load())
     binder = bind.Binder(
         binder_kube,
@@ -134,7 +134,7 @@ async def _start(
 
 async def _meet_slurm(
     settings: config.Settings, control_plane: plane.ControlPlane
-) -> tuple[Mapping[str, Any], slurm_cluster.Cluster]:
+) -> tuple[Mapping[str, Any], slurm_cluster.ClusterMonitor]:
     """Return what the gateway says of its host, and the cluster, once both are known.
 
     Raises:
@@ -142,9 +142,9 @@ async def _meet_slurm(
     """
     if settings.gateway is None:
         raise errors.Fatal("Cannot reach Slurm: HPK_GATEWAY is not set; start the program by hpk.sbatch or 'hpk up'")
-    slurm = slurm_client.Slurm(runner.Gateway(settings.gateway))
+    slurm = slurm_client.Slurm(runner.GatewayClient(settings.gateway))
     site = await _patiently(lambda: slurm.site(apptainer=settings.apptainer))
-    cluster = slurm_cluster.Cluster(
+    cluster = slurm_cluster.ClusterMonitor(
         slurm,
         _node_facts(settings, control_plane, site),
         slurm_cluster.flags_of(settings),
@@ -214,12 +214,12 @@ async def _merge(document: bytes, *, instead: str) -> None:
 
 def _node_facts(
     settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]
-) -> nodestatus.Facts:
+) -> nodestatus.NodeFacts:
     machine = host.read(
         identity=control_plane.ca_pem.decode(),
         os_image=f"Slurm {site.get('slurm_version') or 'of unknown version'}",
     )
-    return nodestatus.Facts(
+    return nodestatus.NodeFacts(
         name=settings.node_name,
         host=machine,
         address=control_plane.api_address,

@@ -31,7 +31,7 @@ RETRY_SECONDS = 2.0
 DEFAULT_KILL_WAIT_SECONDS = 30
 
 
-class Cluster:
+class ClusterMonitor:
     """What the Slurm cluster has, asked now and then; the newest answer counts.
 
     Attributes:
@@ -43,7 +43,7 @@ class Cluster:
     def __init__(
         self,
         slurm: client.Slurm,
-        facts: nodestatus.Facts,
+        facts: nodestatus.NodeFacts,
         flags: Mapping[str, str | None] | None = None,
         *,
         has_subordinate_ids: bool = True,
@@ -59,7 +59,7 @@ class Cluster:
         self.partition_names: frozenset[str] = frozenset()
         self.architectures: Mapping[str, str] = {}
         self.named_at = 0.0
-        self.capacity: model.Capacity | None = None
+        self.capacity: model.ClusterCapacity | None = None
         self.answered_at: float | None = None
         self.started_at = time.time()
         self.error = ""

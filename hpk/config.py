@@ -102,9 +102,9 @@ class Settings:
         return {"account": self.account} if self.account else {}
 
     @property
-    def directory(self) -> jobdir.State:
+    def directory(self) -> jobdir.StateDirectory:
         """The state directory's paths."""
-        return jobdir.State(str(self.state))
+        return jobdir.StateDirectory(str(self.state))
 
     @property
     def images_directory(self) -> Path:

@@ -39,7 +39,7 @@ _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 """Errors of file systems that cannot sync a directory."""
 
 
-class State:
+class StateDirectory:
     """The state directory, ``~/.hpk`` unless ``HPK_STATE`` moves it."""
 
     def __init__(self, root: str) -> None:

@@ -18,7 +18,7 @@ from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
 from hpk.node import auth, configz, imagefs, node, nodestatus
 from hpk.node import server as node_server
-from hpk.pods import agents, events, gate, prepare, report, review, services, source, submit, translate, watch
+from hpk.pods import agents, events, gate, podsource, prepare, report, review, services, submit, translate, watch
 from hpk.slurm import poller
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Kubelet:
         *,
         kube: client.Kube,
         history: client.Kube,
-        cluster: slurm_cluster.Cluster,
+        cluster: slurm_cluster.ClusterMonitor,
         site: Mapping[str, Any],
         launcher: sandbox.Launcher,
     ) -> None:
@@ -62,7 +62,7 @@ class Kubelet:
         self.agents = agents.Agents(state, on_change=self.pods.mark)
         self.link = self._make_link(control_plane)
         # A node's own identity may write events, and not list them.
-        self.recorder = events.Recorder(kube, component="kubelet", host=settings.node_name, history=history)
+        self.recorder = events.EventRecorder(kube, component="kubelet", host=settings.node_name, history=history)
         self._services = informer.Informer(kube, "/api/v1/services")
         self._runtime_classes = informer.Informer(kube, "/apis/node.k8s.io/v1/runtimeclasses")
         cluster.runtime_handlers = self._runtime_handlers
@@ -136,7 +136,7 @@ class Kubelet:
             ),
         )
 
-    def _make_services(self, preparer: prepare.Preparer, state: jobdir.State) -> services.Services:
+    def _make_services(self, preparer: prepare.Preparer, state: jobdir.StateDirectory) -> services.Services:
         return services.Services(
             find=self.pods.informer.objects.get,
             listen=self.pods.listen,
@@ -177,7 +177,7 @@ class Kubelet:
         return prepare.Preparer(
             kube=kube,
             store=self._store,
-            certificates=Certificates(control_plane.link),
+            certificates=AgentCertificates(control_plane.link),
             services=lambda: list(self._services.objects.values()),
             recorder=self.recorder,
             site=where,
@@ -192,7 +192,7 @@ class Kubelet:
         certificate = control_plane.kubelet_certificate
         control_plane.kubelet_port.bound.close()
         return node_server.KubeletServer(
-            source.Source(self.pods, self._reporter),
+            podsource.InformerPods(self.pods, self._reporter),
             state=settings.directory,
             authenticator=auth.Authenticator(kube),
             authorizer=auth.Authorizer(kube, settings.node_name),
@@ -216,7 +216,7 @@ class Kubelet:
             reviews=self.reviews,
         )
 
-    def _observe(self) -> nodestatus.Observation:
+    def _observe(self) -> nodestatus.NodeObservation:
         cluster = self._cluster
         snapshot = self._poller.snapshot
         answers = [at for at in (cluster.answered_at, snapshot.answered_at if snapshot else None) if at is not None]
@@ -226,7 +226,7 @@ class Kubelet:
             answered_at=max(answers, default=None),
             error=str(self._poller.error or cluster.error or ""),
         )
-        return nodestatus.Observation(
+        return nodestatus.NodeObservation(
             capacity=cluster.capacity,
             readiness=ready,
             images=self._image_fs.images,
@@ -235,13 +235,13 @@ class Kubelet:
         )
 
 
-class Certificates:
-    """Issues what agents identify themselves with (see `prepare.Certificates`)."""
+class AgentCertificates:
+    """Issues what agents identify themselves with (see `prepare.CertificateIssuer`)."""
 
     def __init__(self, authority: pki.Authority) -> None:
         self._authority = authority
 
-    def for_agent(self, uid: str) -> records.Link:
+    def for_agent(self, uid: str) -> records.LinkCredentials:
         """A certificate whose common name is the pod's UID."""
         made = self._authority.issue(uid, is_client=True, days=AGENT_CERTIFICATE_DAYS)
         return {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Link(TypedDict):
+class LinkCredentials(TypedDict):
     """The agent's credentials for the kubelet: PEM texts of a certificate that is valid for this pod only.
 
     ``bell`` is the key of the pod's datagrams, in hexadecimal (`hpk.link.doorbell`).
@@ -28,7 +28,7 @@ class Link(TypedDict):
     bell: NotRequired[str]
 
 
-class Token(TypedDict):
+class TokenRequest(TypedDict):
     """A token's request, and the time of its renewal (by the kubelet's clock)."""
 
     audience: str
@@ -46,7 +46,7 @@ class File(TypedDict):
     path: str
     mode: int
     data: str
-    token: NotRequired[Token]
+    token: NotRequired[TokenRequest]
 
 
 class Volume(TypedDict):
@@ -94,7 +94,7 @@ class Mount(TypedDict):
     read_only: bool
 
 
-class User(TypedDict):
+class ProcessUser(TypedDict):
     """The user of a container's process.
 
     ``uid``/``gid`` from the security context if set; else ``name`` is the image's USER (``nobody``, ``1000:1000``,
@@ -124,7 +124,7 @@ class ContainerPlan(TypedDict):
     argv: list[str]
     env: list[list[str]]
     cwd: str
-    user: User
+    user: ProcessUser
     mounts: list[Mount]
     read_only_root: bool
     no_new_privileges: bool
@@ -205,7 +205,7 @@ class PodPlan(TypedDict):
     hosts: str
     resolv_conf: str | None
     dns: NotRequired[Dns]
-    link: Link
+    link: LinkCredentials
     volumes: list[Volume]
     containers: list[ContainerPlan]
     fs_group: NotRequired[int | None]
@@ -262,7 +262,7 @@ class EventRecord(TypedDict):
     count: NotRequired[int]
 
 
-class Ended(TypedDict):
+class EndCause(TypedDict):
     """Why the agent ended the pod, if not because of its containers.
 
     ``reason``: ``Deleted`` (requested through the link), ``DeadlineExceeded`` (activeDeadlineSeconds), ``TimeLimit``
@@ -292,7 +292,7 @@ class Report(TypedDict):
     started_at: float
     finished_at: float | None
     clock_ahead_seconds: NotRequired[float]
-    ended: Ended | None
+    ended: EndCause | None
     containers: dict[str, ContainerRecord]
     events: list[EventRecord]
 
@@ -309,8 +309,9 @@ UNRECORDED: Mapping[str, int] = {
     "Evicted": 206,
     "SetupFailed": 207,
 }
-"""The job's exit code if neither the kubelet nor the disk has taken the last report: the reason of `Ended`, or how the
-containers ended. 0 means that the end is recorded.
+"""The job's exit code if neither the kubelet nor the disk has taken the last report.
+
+It names the reason of `EndCause`, or how the containers ended. 0 means that the end is recorded.
 """
 
 

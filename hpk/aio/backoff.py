@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class BackoffPolicy:
     """The lengths of the pauses."""
 
     first_seconds: float = 0.5
@@ -36,13 +36,13 @@ class Backoff:
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: BackoffPolicy | None = None,
         *,
         chance: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failures = 0
-        self._policy = policy or Policy()
+        self._policy = policy or BackoffPolicy()
         self._chance = chance
         self._clock = clock
         self._started_at: float | None = None

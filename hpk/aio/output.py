@@ -33,7 +33,7 @@ FLUSH_SECONDS = 2.0
 FULL = b"hpk: this output is full; what follows is in state/logs/hpk.log of the state directory\n"
 
 
-class Place:
+class LogSink:
     """A destination of lines; keeps those that it could not write."""
 
     def __init__(self, log: process.Log | None, *, descriptor: int = -1, most_bytes: int = MOST_OUTPUT_BYTES) -> None:
@@ -68,7 +68,7 @@ class Place:
 class Output(io.TextIOBase):
     """A stream for loggers and ``sys.stderr``; a thread writes it out, and neither write nor flush raises or waits."""
 
-    def __init__(self, places: Iterable[Place], *, retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(self, places: Iterable[LogSink], *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._places = tuple(places)
         self._retry_seconds = retry_seconds
         self._lines: collections.deque[bytes] = collections.deque(maxlen=MOST_LINES)
@@ -128,7 +128,7 @@ def take_over(*, node: Path, home: Path | None = None) -> Output:
         with contextlib.suppress(OSError):
             home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.append(home)
-    places = [Place(process.Log(file, most_bytes=MOST_COPY_BYTES)) for file in files]
-    made = Output([*places, Place(None, descriptor=2)])
+    places = [LogSink(process.Log(file, most_bytes=MOST_COPY_BYTES)) for file in files]
+    made = Output([*places, LogSink(None, descriptor=2)])
     sys.stdout = sys.stderr = made
     return made

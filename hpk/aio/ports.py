@@ -29,7 +29,7 @@ _TRIES = 64
 
 
 @dataclass(frozen=True)
-class Held:
+class ReservedPort:
     """A port that nobody else gets. Our own server may listen on ``bound``, or bind beside it."""
 
     host: str
@@ -43,7 +43,7 @@ class Held:
         self._mark.close()
 
 
-def hold(host: str, *, preferred: Iterable[int] = ()) -> Held:
+def hold(host: str, *, preferred: Iterable[int] = ()) -> ReservedPort:
     """Hold the first preferred port that is free, else any free port.
 
     Raises:
@@ -65,9 +65,9 @@ class Book:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, ReservedPort] = {}
 
-    def hold(self, name: str, *, host: str, preferred: Iterable[int] = ()) -> Held:
+    def hold(self, name: str, *, host: str, preferred: Iterable[int] = ()) -> ReservedPort:
         """Hold a port for the name: the recorded one, else a preferred one, else any free one; idempotent.
 
         Raises:
@@ -98,7 +98,7 @@ def _candidates(preferred: Iterable[int]) -> Iterator[int]:
         yield random.randint(LOWEST, HIGHEST)  # noqa: S311 - nothing secret about a port
 
 
-def _hold(host: str, port: int) -> Held:
+def _hold(host: str, port: int) -> ReservedPort:
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -109,4 +109,4 @@ def _hold(host: str, port: int) -> Held:
         mark.close()
         made.close()
         raise
-    return Held(host, port, made, mark)
+    return ReservedPort(host, port, made, mark)

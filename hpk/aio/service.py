@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 6
 """Failures in a row after which the whole program restarts: half a minute, pauses included."""
-POLICY = backoff.Policy(first_seconds=1.0)
+POLICY = backoff.BackoffPolicy(first_seconds=1.0)
 
 logger = structlog.get_logger(__name__)
 
@@ -24,7 +24,7 @@ async def kept(
     name: str,
     run: Callable[[], Awaitable[object]],
     *,
-    policy: backoff.Policy = POLICY,
+    policy: backoff.BackoffPolicy = POLICY,
     attempts: int = ATTEMPTS,
 ) -> NoReturn:
     """Run the service, named as a user would ("watch of pods"); restart it, with growing pauses, when it ends.

@@ -53,7 +53,7 @@ print(json.dumps({"address": sandbox.own_address()}))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class ProbeJob:
     """A job that examines one partition."""
 
     partition: str
@@ -97,11 +97,11 @@ async def _examine(
     wanted = registries(settings)
     missed = await asyncio.to_thread(probe.unreachable, wanted)
     reached = tuple(name for name in wanted if name not in missed)
-    found = findings.login(findings.Place(where=f"login host {site['hostname']}", facts=facts), settings)
+    found = findings.login(findings.ExaminedHost(where=f"login host {site['hostname']}", facts=facts), settings)
     prepare(settings, site, directory)
-    probes: list[Probe] = []
+    probes: list[ProbeJob] = []
     partitions = collections.deque(await slurm.known_partitions())
-    watch = Watch(slurm, site=site, reached=reached, wait_seconds=wait_seconds)
+    watch = ProbeWait(slurm, site=site, reached=reached, wait_seconds=wait_seconds)
     seen = 0
     try:
         while partitions or seen < len(probes):
@@ -167,9 +167,9 @@ async def _submit_many(
     directory: Path,
     found: list[findings.Finding],
     has_others: bool,
-) -> list[Probe]:
+) -> list[ProbeJob]:
     """Submit a probe for each partition until Slurm takes no more for now; refusals become findings."""
-    made: list[Probe] = []
+    made: list[ProbeJob] = []
     while partitions:
         try:
             made.append(await _submit(settings, slurm, directory=directory, partition=partitions[0]))
@@ -181,13 +181,13 @@ async def _submit_many(
     return made
 
 
-async def _submit(settings: config.Settings, slurm: client.Slurm, *, directory: Path, partition: str) -> Probe:
+async def _submit(settings: config.Settings, slurm: client.Slurm, *, directory: Path, partition: str) -> ProbeJob:
     answer = directory / f"{partition}.json"
     output = f"--output={answer.with_suffix('.out')}"
     options = [*OPTIONS, *account(settings), *shlex.split(settings.flags), output, f"--partition={partition}"]
     submitted_at = time.time()
     job_id = await slurm.submit(script(settings, directory, answer), directory=directory, options=options)
-    return Probe(partition=partition, job_id=job_id, answer=answer, submitted_at=submitted_at)
+    return ProbeJob(partition=partition, job_id=job_id, answer=answer, submitted_at=submitted_at)
 
 
 def account(settings: config.Settings) -> list[str]:
@@ -200,7 +200,7 @@ def account(settings: config.Settings) -> list[str]:
     return [f"--account={name}" for name in found[-1:]]
 
 
-class Watch:
+class ProbeWait:
     """A wait for the probes' answers that polls the file system often and Slurm seldom."""
 
     def __init__(
@@ -217,7 +217,7 @@ class Watch:
         self._ask_at = self._loop.time() + self._pause
         self._jobs: dict[str, model.Job] = {}
 
-    async def result(self, one: Probe, *, settings: config.Settings) -> list[findings.Finding]:
+    async def result(self, one: ProbeJob, *, settings: config.Settings) -> list[findings.Finding]:
         """Wait for a probe; return its findings, or why it has none."""
         over_at: float | None = None
         while True:
@@ -235,12 +235,12 @@ class Watch:
                 await self._ask()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _read(self, one: Probe, *, settings: config.Settings) -> list[findings.Finding]:
+    async def _read(self, one: ProbeJob, *, settings: config.Settings) -> list[findings.Finding]:
         facts = jobdir.read_json(str(one.answer))
         # The provable skew: the answer was written after the submission and before it was seen.
         skew = min(0.0, facts["now"] - one.submitted_at) or max(0.0, facts["now"] - time.time())
         where = f"{one.where} ({facts['site']['hostname']})"
-        place = findings.Place(
+        place = findings.ExaminedHost(
             where=where,
             facts=facts,
             skew_seconds=skew,
@@ -261,7 +261,7 @@ class Watch:
         self._ask_at = self._loop.time() + self._pause
 
 
-def _output(one: Probe) -> str:
+def _output(one: ProbeJob) -> str:
     try:
         text = one.answer.with_suffix(".out").read_text(errors="replace").strip()
     except OSError:

@@ -50,7 +50,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ExaminedHost:
     """An examined host.
 
     Attributes:
@@ -67,12 +67,12 @@ class Place:
     architecture: str = ""
 
 
-def login(place: Place, settings: config.Settings) -> list[Finding]:
+def login(place: ExaminedHost, settings: config.Settings) -> list[Finding]:
     """Return the findings on the login host; pods need only its shared file system."""
     return _found(place, _slurm(place), _apptainer(place), _kubectl(place), _shared(place), _routes(place, settings))
 
 
-def compute(place: Place, settings: config.Settings) -> list[Finding]:
+def compute(place: ExaminedHost, settings: config.Settings) -> list[Finding]:
     """Return the findings on a host that runs pods."""
     return _found(
         place,
@@ -123,7 +123,7 @@ def told(found: Sequence[Finding]) -> list[str]:
 _NO_PODS = "no pod can run there"
 
 
-def _found(place: Place, *parts: Iterator[Finding]) -> list[Finding]:
+def _found(place: ExaminedHost, *parts: Iterator[Finding]) -> list[Finding]:
     found = list(itertools.chain(*parts))
     return found or [Finding(level="ok", where=place.where, what=_summary(place.facts))]
 
@@ -141,7 +141,7 @@ def _summary(facts: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _slurm(place: Place) -> Iterator[Finding]:
+def _slurm(place: ExaminedHost) -> Iterator[Finding]:
     version = str(place.facts["site"].get("slurm_version") or "")
     if _version(version) < LEAST_SLURM:
         what = f"Slurm {version}" if version else "no answer from sinfo"
@@ -149,7 +149,7 @@ def _slurm(place: Place) -> Iterator[Finding]:
         yield Finding(level="error", where=place.where, what=what, why=why, who="you", how=how)
 
 
-def _apptainer(place: Place) -> Iterator[Finding]:
+def _apptainer(place: ExaminedHost) -> Iterator[Finding]:
     apptainer = place.facts["site"].get("apptainer")
     if not apptainer:
         how = "set HPK_PRELUDE='module load NAME' in hpk.sbatch, or HPK_APPTAINER to its path"
@@ -161,13 +161,13 @@ def _apptainer(place: Place) -> Iterator[Finding]:
         yield Finding(level="error", where=place.where, what=what, why=why, who="your site", how=how)
 
 
-def _kubectl(place: Place) -> Iterator[Finding]:
+def _kubectl(place: ExaminedHost) -> Iterator[Finding]:
     if not place.facts["site"].get("kubectl", True):
         what, why = "there is no kubectl on PATH", "it is the way to talk to the cluster"
         yield Finding(level="note", where=place.where, what=what, why=why, who="you", how="hpk kubectl is the same")
 
 
-def _registries(place: Place) -> Iterator[Finding]:
+def _registries(place: ExaminedHost) -> Iterator[Finding]:
     for name, problem in (place.facts.get("unreachable") or {}).items():
         if name in place.reached:
             what, why = f"no connection to the registry {name}: {problem}", "images are pulled where HPK's own job runs"
@@ -175,7 +175,7 @@ def _registries(place: Place) -> Iterator[Finding]:
             yield Finding(level="note", where=place.where, what=what, why=why, who="you", how=how)
 
 
-def _architecture(place: Place) -> Iterator[Finding]:
+def _architecture(place: ExaminedHost) -> Iterator[Finding]:
     here = place.facts["site"].get("architecture", "")
     if place.architecture and here != place.architecture:
         what, why = f"its hosts are {here}", f"hpk.sif and the images are for {place.architecture}"
@@ -183,14 +183,14 @@ def _architecture(place: Place) -> Iterator[Finding]:
         yield Finding(level="error", where=place.where, what=what, why=why, who="you", how=how)
 
 
-def _sandbox(place: Place) -> Iterator[Finding]:
+def _sandbox(place: ExaminedHost) -> Iterator[Finding]:
     box = place.facts.get("sandbox") or {}
     if "error" in box and place.facts["site"].get("apptainer"):
         what, how = f"a pod's sandbox does not start: {box['error']}", "mend what the other lines name, or show this"
         yield Finding(level="error", where=place.where, what=what, why=_NO_PODS, who="your site", how=how)
 
 
-def _namespaces(place: Place) -> Iterator[Finding]:
+def _namespaces(place: ExaminedHost) -> Iterator[Finding]:
     limits = place.facts.get("limits") or {}
     most = limits.get("max_user_namespaces")
     if most is not None and most < FEW_NAMESPACES:
@@ -207,7 +207,7 @@ def _namespaces(place: Place) -> Iterator[Finding]:
             yield Finding(level="error", where=place.where, what=what, why=why, who="your site", how=how)
 
 
-def _open_files(place: Place, settings: config.Settings) -> Iterator[Finding]:
+def _open_files(place: ExaminedHost, settings: config.Settings) -> Iterator[Finding]:
     hard = (place.facts.get("limits") or {}).get("open_files")
     if hard is not None and (what := descriptors.shortage(hard, max_pods=settings.max_pods)):
         what, _, how = what.partition(": ")
@@ -215,7 +215,7 @@ def _open_files(place: Place, settings: config.Settings) -> Iterator[Finding]:
         yield Finding(level="warning", where=place.where, what=what, why=why, who="you", how=how)
 
 
-def _devices(place: Place) -> Iterator[Finding]:
+def _devices(place: ExaminedHost) -> Iterator[Finding]:
     site = place.facts["site"]
     if not site.get("fuse"):
         what, why = "/dev/fuse cannot be opened", "images are mounted by it"
@@ -228,7 +228,7 @@ def _devices(place: Place) -> Iterator[Finding]:
         yield Finding(level="note", where=place.where, what=what, why=why, who="your site", how=how)
 
 
-def _ids(place: Place) -> Iterator[Finding]:
+def _ids(place: ExaminedHost) -> Iterator[Finding]:
     site = place.facts["site"]
     for name in ("subuid", "subgid"):
         ids = site.get(name)
@@ -239,7 +239,7 @@ def _ids(place: Place) -> Iterator[Finding]:
             yield Finding(level="warning", where=place.where, what=what, why=why, who="your site", how=how)
 
 
-def _network(place: Place, settings: config.Settings) -> Iterator[Finding]:
+def _network(place: ExaminedHost, settings: config.Settings) -> Iterator[Finding]:
     missing = sandbox.missing_for_flannel(place.facts["site"])
     if not missing or settings.network == "host":
         return
@@ -254,7 +254,7 @@ def _network(place: Place, settings: config.Settings) -> Iterator[Finding]:
     yield Finding(level="note", where=place.where, what=what, why=why, who="your site", how=how)
 
 
-def _scratch(place: Place) -> Iterator[Finding]:
+def _scratch(place: ExaminedHost) -> Iterator[Finding]:
     disk = place.facts.get("scratch") or {}
     how = "set HPK_SCRATCH to a directory of the nodes' own disks"
     if "error" in disk:
@@ -266,7 +266,7 @@ def _scratch(place: Place) -> Iterator[Finding]:
         yield Finding(level="warning", where=place.where, what=what, why=why, who="you", how=how)
 
 
-def _clock(place: Place) -> Iterator[Finding]:
+def _clock(place: ExaminedHost) -> Iterator[Finding]:
     skew = place.skew_seconds
     if abs(skew) <= MOST_SKEW_SECONDS:
         return
@@ -277,7 +277,7 @@ def _clock(place: Place) -> Iterator[Finding]:
     yield Finding(level=level, where=place.where, what=what, why=why, who="your site", how="run chronyd")
 
 
-def _shared(place: Place) -> Iterator[Finding]:
+def _shared(place: ExaminedHost) -> Iterator[Finding]:
     home = place.facts.get("shared") or {}
     how = "set HPK_STATE to a directory of another file system that all nodes share"
     if "error" in home:
@@ -296,7 +296,7 @@ def _shared(place: Place) -> Iterator[Finding]:
         yield Finding(level="note", where=place.where, what=what, why=why, who="you", how=how)
 
 
-def _routes(place: Place, settings: config.Settings) -> Iterator[Finding]:
+def _routes(place: ExaminedHost, settings: config.Settings) -> Iterator[Finding]:
     for name, cidr in (("service_cidr", settings.service_cidr), ("pod_cidr", settings.pod_cidr)):
         wanted = ipaddress.IPv4Network(cidr)
         for interface, route in place.facts.get("routes") or ():

@@ -33,7 +33,7 @@ def slurm(settings: config.Settings) -> Iterator[client.Slurm]:
     """
     if settings.gateway is not None:
         _wait_for(settings.gateway, None)
-        yield client.Slurm(runner.Gateway(settings.gateway))
+        yield client.Slurm(runner.GatewayClient(settings.gateway))
         return
     if shutil.which("sbatch") is None:
         raise errors.Fatal("Cannot reach Slurm: there is no sbatch on this host; run hpk on a login node")
@@ -44,7 +44,7 @@ def slurm(settings: config.Settings) -> Iterator[client.Slurm]:
         command = [sys.executable, "-IS", str(program), "gateway", *keep, str(socket)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # ends when its stdin is closed
             _wait_for(socket, process)
-            yield client.Slurm(runner.Gateway(socket))
+            yield client.Slurm(runner.GatewayClient(socket))
 
 
 def _wait_for(socket: Path, process: subprocess.Popen[bytes] | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors, jobdir
-from hpk.cli import share
+from hpk.cli import data_files
 
 if TYPE_CHECKING:
     from hpk import config
@@ -72,16 +72,16 @@ def _image(settings: config.Settings) -> str:
 def _launcher(target: Path) -> str:
     """Write the launcher; replace a symbolic link instead of following it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.is_symlink() and _content(target) == share.file("hpk").read_bytes():
+    if not target.is_symlink() and _content(target) == data_files.file("hpk").read_bytes():
         return f"Launcher  {target}"
-    jobdir.write_bytes(str(target), share.file("hpk").read_bytes(), 0o755)
+    jobdir.write_bytes(str(target), data_files.file("hpk").read_bytes(), 0o755)
     target.chmod(0o755)
     return f"Launcher  {target} (new)"
 
 
 def _script(settings: config.Settings, target: Path, *, is_forced: bool) -> str:
     """Write the sbatch script, unless that would overwrite the user's edits."""
-    text = share.file("hpk.sbatch").read_bytes()
+    text = data_files.file("hpk.sbatch").read_bytes()
     record = str(settings.state / INSTALLED)
     known = (jobdir.read_json(record) or {}).get("hpk.sbatch")
     old = _content(target)

@@ -18,12 +18,12 @@ DEFAULT_STATE = "~/.hpk"
 """The state directory that a control plane queued by plain ``sbatch`` most likely uses."""
 
 
-def owner(state: jobdir.State) -> ownership.Owner | None:
+def owner(state: jobdir.StateDirectory) -> ownership.Owner | None:
     """Return the control plane that last wrote its name, running or not."""
     return ownership.read(Path(state.control_plane))
 
 
-def control_plane(jobs: Mapping[str, model.Job], state: jobdir.State) -> model.Job | None:
+def control_plane(jobs: Mapping[str, model.Job], state: jobdir.StateDirectory) -> model.Job | None:
     """Return the job that is this state directory's control plane, or None.
 
     The job that holds the directory comes first, then the first in the queue. An ending one counts only if there is no
@@ -35,7 +35,7 @@ def control_plane(jobs: Mapping[str, model.Job], state: jobdir.State) -> model.J
     return min(ours, key=lambda job: (job.state.is_ending, job.id != holding, _number(job)), default=None)
 
 
-def strangers(jobs: Mapping[str, model.Job], state: jobdir.State) -> list[model.Job]:
+def strangers(jobs: Mapping[str, model.Job], state: jobdir.StateDirectory) -> list[model.Job]:
     """Return control planes whose directory is not known yet."""
     return sorted(_related(jobs, state, Relation.UNKNOWN), key=_number)
 
@@ -51,14 +51,14 @@ def expected(jobs: Mapping[str, model.Job], settings: config.Settings) -> model.
     return found
 
 
-def pods(jobs: Mapping[str, model.Job], state: jobdir.State) -> list[model.Job]:
+def pods(jobs: Mapping[str, model.Job], state: jobdir.StateDirectory) -> list[model.Job]:
     """Return the queued or running jobs that work in a pod's directory."""
     root = Path(state.pods).resolve()
     places = {str(root), state.pods}
     return [job for job in jobs.values() if not job.state.is_over and str(Path(job.work_directory).parent) in places]
 
 
-def _related(jobs: Mapping[str, model.Job], state: jobdir.State, relation: Relation) -> list[model.Job]:
+def _related(jobs: Mapping[str, model.Job], state: jobdir.StateDirectory, relation: Relation) -> list[model.Job]:
     holder = owner(state)
     living = (job for job in jobs.values() if not job.state.is_over)
     return [job for job in living if ownership.relation(job, state.root, holder) is relation]

@@ -24,7 +24,7 @@ STAYED = "in use again, or the file system refused"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
+class StoredImage:
     """An image and its directory; another directory may hold the same name and digest."""
 
     found: collect.Found
@@ -36,8 +36,8 @@ class Outcome:
     """The images removed, or to be removed, and those kept with the reason; ``root`` is the settings' directory."""
 
     root: Path
-    gone: list[Image]
-    kept: list[tuple[Image, str]]
+    gone: list[StoredImage]
+    kept: list[tuple[StoredImage, str]]
     is_dry: bool
 
 
@@ -79,9 +79,12 @@ def _prune(
     images = collector.images()
     chosen = collect.removable(images, policy, now=time.time(), also_pinned=also_pinned)
     gone = chosen if outcome.is_dry else collector.remove(chosen)
-    outcome.gone.extend(Image(found=image, directory=directory) for image in gone)
+    outcome.gone.extend(StoredImage(found=image, directory=directory) for image in gone)
     outcome.kept.extend(
-        (Image(found=image, directory=directory), STAYED if image in chosen else why(image, also_pinned=also_pinned))
+        (
+            StoredImage(found=image, directory=directory),
+            STAYED if image in chosen else why(image, also_pinned=also_pinned),
+        )
         for image in images
         if image not in gone
     )
@@ -108,7 +111,7 @@ def lines(outcome: Outcome) -> list[str]:
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """Return the object for programs."""
 
-    def one(image: Image) -> dict[str, Any]:
+    def one(image: StoredImage) -> dict[str, Any]:
         used = datetime.fromtimestamp(image.found.used_at, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return {
             "names": list(image.found.names),
@@ -126,7 +129,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _line(image: Image, outcome: Outcome) -> str:
+def _line(image: StoredImage, outcome: Outcome) -> str:
     """Return the image's names and size, and its directory if that is not the settings' one."""
     name = ", ".join(image.found.names) or image.found.key.replace("-", ":", 1)
     where = "" if image.directory == outcome.root else f" in {image.directory}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors, jobdir
-from hpk.cli import cluster, host, instance, share
+from hpk.cli import cluster, data_files, host, instance
 from hpk.controlplane import ownership, placement, version
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
                 job = None
         if not is_waiting:
             return 0
-        watch = Watch(settings, slurm, job_id=job_id, stamp=before if job is None else None)
+        watch = StartWait(settings, slurm, job_id=job_id, stamp=before if job is None else None)
         try:
             return await watch.until_ready()
         except asyncio.CancelledError:
@@ -93,7 +93,7 @@ def read(script: Path | None) -> str:
     """Return the text of the named sbatch script, else the user's own, else the bundled one."""
     if script is None:
         own = Path("~/hpk.sbatch").expanduser()
-        script = own if own.exists() else share.file("hpk.sbatch")
+        script = own if own.exists() else data_files.file("hpk.sbatch")
     try:
         return script.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
@@ -113,7 +113,7 @@ def _stamp(settings: config.Settings) -> int | None:
         return None
 
 
-class Watch:
+class StartWait:
     """A wait for the node to be Ready or the job to be over; it polls the state directory often and Slurm seldom."""
 
     def __init__(self, settings: config.Settings, slurm: client.Slurm, *, job_id: str, stamp: int | None) -> None:

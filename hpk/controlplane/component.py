@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Probe(Protocol):
+class ReadinessProbe(Protocol):
     """A readiness probe of a component."""
 
     async def __call__(self) -> str | None:
@@ -27,7 +27,7 @@ class Component:
     env: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     """Components that must be ready before this one starts, and that stop after it."""
-    probe: Probe | None = None
+    probe: ReadinessProbe | None = None
     """Without a probe, the component is ready once it runs."""
     ready_seconds: float = 120.0
     """The startup timeout; loading a binary from a slow shared file system takes time."""

@@ -23,7 +23,7 @@ CALL_SECONDS = 60.0
 MAINTENANCE = "/etcdserverpb.Maintenance/"
 
 
-class Client:
+class EtcdClient:
     """A connection to etcd."""
 
     def __init__(self, channel: Any) -> None:
@@ -86,7 +86,7 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def connected(layout: Layout) -> AsyncIterator[Client]:
+async def connected(layout: Layout) -> AsyncIterator[EtcdClient]:
     """Connect with the control plane's certificate."""
     import grpc  # noqa: PLC0415 - see above
     import grpc.aio  # noqa: PLC0415
@@ -100,7 +100,7 @@ async def connected(layout: Layout) -> AsyncIterator[Client]:
     target = layout.etcd_url.removeprefix("https://")
     options = [("grpc.enable_http_proxy", 0)]
     async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
-        yield Client(channel)
+        yield EtcdClient(channel)
 
 
 def _coding(answer: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _MOUNTINFO = "/proc/self/mountinfo"
 
 
 @dataclass(frozen=True)
-class Mount:
+class MountedFileSystem:
     """A mounted file system."""
 
     point: str
@@ -30,23 +30,23 @@ class Mount:
     options: frozenset[str]
 
 
-def mounts(text: str) -> list[Mount]:
+def mounts(text: str) -> list[MountedFileSystem]:
     """Return the mounts listed in a mountinfo file (proc_pid_mountinfo(5))."""
     found = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, _, options) = before.split(), after.split(maxsplit=2)
-        found.append(Mount(_plain(fields[4]), kind, frozenset(options.split(","))))
+        found.append(MountedFileSystem(_plain(fields[4]), kind, frozenset(options.split(","))))
     return found
 
 
-def of(path: str, listed: list[Mount]) -> Mount | None:
+def of(path: str, listed: list[MountedFileSystem]) -> MountedFileSystem | None:
     """Return the mount of a path: the last among those with the deepest mount point."""
     holding = [one for one in listed if path == one.point or path.startswith(one.point.rstrip("/") + "/")]
     return max(reversed(holding), key=lambda one: len(one.point), default=None)
 
 
-def reach(mount: Mount | None) -> Reach:
+def reach(mount: MountedFileSystem | None) -> Reach:
     """Return how far the locks of a mount reach (nfs(5), mount.lustre(8))."""
     if mount is None:
         return "unknown"

@@ -30,7 +30,7 @@ _SYNCED_BYTES = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class FileSystemTraits:
     """Measured properties of a directory's file system.
 
     Attributes:
@@ -44,7 +44,7 @@ class Facts:
     reach: mounts.Reach = "all"
 
 
-def measure(directory: Path) -> Facts:
+def measure(directory: Path) -> FileSystemTraits:
     """Measure a directory; takes half a second at most.
 
     Raises:
@@ -57,16 +57,16 @@ def measure(directory: Path) -> Facts:
                 file.write(bytes(_SYNCED_BYTES))  # a full file system may still create files
                 file.flush()
                 if not _can_lock(file.fileno()):
-                    return Facts(has_locks=False, sync_seconds=0.0)
+                    return FileSystemTraits(has_locks=False, sync_seconds=0.0)
                 seconds = _sync_seconds(file.fileno())
-                return Facts(has_locks=True, sync_seconds=seconds, reach=mounts.reach_of(directory))
+                return FileSystemTraits(has_locks=True, sync_seconds=seconds, reach=mounts.reach_of(directory))
             finally:
                 path.unlink()
     except OSError as error:
         raise errors.Retryable(f"Cannot write to {directory}: {error.strerror}{advice(error)}") from error
 
 
-def choose(wanted: str, facts: Facts, *, directory: Path) -> tuple[Place, str]:
+def choose(wanted: str, facts: FileSystemTraits, *, directory: Path) -> tuple[Place, str]:
     """Return the place for the setting (``auto``, ``shared`` or ``node``), and the reason for the log.
 
     Raises:

@@ -31,7 +31,7 @@ from hpk.controlplane import (
     mirror,
     placement,
     renewal,
-    saving,
+    snapshot,
     supervisor,
     troubles,
     upkeep,
@@ -70,7 +70,7 @@ class ControlPlane:
 
     layout: layouts.Layout
     book: ports.Book
-    kubelet_port: ports.Held
+    kubelet_port: ports.ReservedPort
     link: pki.Authority
     kubelet_certificate: pki.Certificate
     ca_pem: bytes
@@ -194,7 +194,7 @@ async def prepared(
 
 def _locked(settings: config.Settings, root: Path) -> contextlib.AbstractAsyncContextManager[lock.Lock]:
     """Return the lock of the state directory, for this job."""
-    ask = slurm_client.Slurm(runner.Gateway(settings.gateway)).jobs if settings.gateway else None
+    ask = slurm_client.Slurm(runner.GatewayClient(settings.gateway)).jobs if settings.gateway else None
     started_at = os.environ.get("SLURM_JOB_START_TIME", "")
     return lock.locked(
         root,
@@ -294,7 +294,7 @@ def _prepare(
     ends = _settle(copy, is_for_node=node_data is not None)
     kept = None
     if node_data is not None:
-        save = functools.partial(saving.save, where)
+        save = functools.partial(snapshot.save, where)
         tell = functools.partial(found.tell, "copy of etcd")
         kept = mirror.Mirror(datadir.DataDirectory(node_data), copy, save=save, is_ours=held.is_ours, tell=tell)
         kept.begin(ends)

@@ -38,7 +38,7 @@ class Supervisor:
         self,
         components: Iterable[Component],
         *,
-        policy: backoff.Policy | None = None,
+        policy: backoff.BackoffPolicy | None = None,
         attempts: int = ATTEMPTS,
     ) -> None:
         """Prepare the children; nothing starts yet.

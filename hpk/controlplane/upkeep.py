@@ -35,9 +35,9 @@ Step = Literal["nothing", "defragment", "relieve"]
 
 
 class Etcd(Protocol):
-    """The part of :class:`hpk.controlplane.etcd_client.Client` that is used here."""
+    """The part of :class:`hpk.controlplane.etcd_client.EtcdClient` that is used here."""
 
-    async def status(self) -> Status:
+    async def status(self) -> EtcdStatus:
         """Return the database's size and the current revision."""
         ...
 
@@ -64,7 +64,7 @@ class Header(Protocol):
     revision: int
 
 
-class Status(Protocol):
+class EtcdStatus(Protocol):
     """etcd's StatusResponse."""
 
     dbSize: int  # noqa: N815 - etcd's name

@@ -53,16 +53,18 @@ def environment(keep: "Iterable[str]") -> "dict[str, str]":
 
 
 def check(command: str, arguments: "list[str]") -> None:
-    """Raise protocol.Refused unless this command may be run with these arguments."""
+    """Raise protocol.InvalidRequest unless this command may be run with these arguments."""
     if command not in COMMANDS:
-        raise protocol.Refused(f"the gateway does not run '{command}' (it runs {', '.join(COMMANDS)})")
+        raise protocol.InvalidRequest(f"the gateway does not run '{command}' (it runs {', '.join(COMMANDS)})")
     if command in READ_ONLY_VERBS:
         verb = next((word for word in arguments if not word.startswith("-")), "")
         if verb not in READ_ONLY_VERBS[command]:
-            raise protocol.Refused(f"the gateway runs '{command}' only with {', '.join(READ_ONLY_VERBS[command])}")
+            raise protocol.InvalidRequest(
+                f"the gateway runs '{command}' only with {', '.join(READ_ONLY_VERBS[command])}"
+            )
     for option in REFUSED_OPTIONS.get(command, ()):
         if option in arguments:
-            raise protocol.Refused(f"the gateway does not run '{command} {option}'")
+            raise protocol.InvalidRequest(f"the gateway does not run '{command} {option}'")
 
 
 def find(name: str, env: "dict[str, str]") -> "str | None":

@@ -98,7 +98,7 @@ def write(path: str, content: bytes) -> None:
         raise
 
 
-class Line:
+class RelayConnection:
     """A command that leads to a relay, and the link over it."""
 
     def __init__(self, way: str) -> None:
@@ -130,7 +130,7 @@ class Line:
         if greeting:
             await self.end()
             raise Problem(f"the API server does not answer on its own host: {greeting}")
-        self.link = relay.Link(self._process.stdout, self._process.stdin)
+        self.link = relay.Multiplexer(self._process.stdout, self._process.stdin)
 
     async def end(self) -> None:
         """End the relay, and the command with it."""

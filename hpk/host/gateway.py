@@ -35,7 +35,7 @@ MAX_COMMANDS = 16
 SSH_ENVIRONMENT = ("SSH_AUTH_SOCK", "KRB5CCNAME")
 
 
-class Gateway:
+class GatewayServer:
     """The server; a thread for each connection."""
 
     def __init__(self, path: str, keep: "Iterable[str]" = ()) -> None:
@@ -96,7 +96,7 @@ class Gateway:
                 got = protocol.read_request(connection)
                 if got is not None:
                     protocol.answer(connection, self.obey(connection, *got))
-            except protocol.Refused as error:
+            except protocol.InvalidRequest as error:
                 protocol.answer(connection, (1, b"", str(error).encode(), "refused"))
             except Exception as error:  # noqa: BLE001 - the peer learns of it, and others must be served
                 protocol.answer(connection, (1, b"", f"{type(error).__name__}: {error}".encode(), "failed"))
@@ -117,7 +117,7 @@ class Gateway:
         timeout = min(float(request.get("timeout_seconds") or 30), MAX_TIMEOUT_SECONDS)
         program = commands.find(command, self.environment)
         if program is None:
-            raise protocol.Refused(f"there is no '{command}' on PATH on {socket.gethostname()}")
+            raise protocol.InvalidRequest(f"there is no '{command}' on PATH on {socket.gethostname()}")
         with self.slots:
             return commands.run(
                 [command.encode(), *words],
@@ -149,7 +149,7 @@ def main(arguments: "list[str]") -> int:
     os.umask(0o077)  # Slurm makes the output files of jobs with the umask of whoever submits them
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which every command would inherit
-    gateway = Gateway(os.path.abspath(path), [pattern for _, pattern in options])
+    gateway = GatewayServer(os.path.abspath(path), [pattern for _, pattern in options])
     gateway.listen()
     try:
         gateway.serve(until=sys.stdin.fileno())

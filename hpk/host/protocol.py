@@ -42,7 +42,7 @@ done; echo "there is no Python 3.6 or newer on $(hostname)" >&2; exit 1"""
 """Shell that becomes a Python with the shell's own arguments."""
 
 
-class Refused(Exception):
+class InvalidRequest(Exception):
     """The request is not understood; the text says why."""
 
 
@@ -71,15 +71,15 @@ def read_request(connection: socket.socket) -> "tuple[dict[str, Any], bytes] | N
         return None
     (size,) = LENGTH.unpack(head)
     if size > MAX_HEADER:
-        raise Refused("the request's header is too long")
+        raise InvalidRequest("the request's header is too long")
     try:
         request = json.loads(receive(connection, size).decode("utf-8", "surrogateescape"))
     except ValueError as error:
-        raise Refused(f"the request is not JSON: {error}") from error
+        raise InvalidRequest(f"the request is not JSON: {error}") from error
     if not isinstance(request, dict) or request.get("version") != VERSION:
-        raise Refused(f"the gateway speaks version {VERSION}, not the client's: start it from the same hpk.sif")
+        raise InvalidRequest(f"the gateway speaks version {VERSION}, not the client's: start it from the same hpk.sif")
     if int(request.get("stdin") or 0) > MAX_STDIN:
-        raise Refused("the standard input is too long")
+        raise InvalidRequest("the standard input is too long")
     return request, receive(connection, int(request.get("stdin") or 0))
 
 

@@ -35,7 +35,7 @@ SILENCE_SECONDS = 60.0
 CHECK_SECONDS = 5.0
 
 
-class Link:
+class Multiplexer:
     """Any number of connections over one pair of streams.
 
     What the other end opens is connected to the port, on this host's loopback; if that is None, it may open nothing.
@@ -101,7 +101,7 @@ class Link:
 class Channel:
     """One connection of a link: the one that is given, or else one to the link's port."""
 
-    def __init__(self, link: Link, number: int, streams: "Streams | None" = None) -> None:
+    def __init__(self, link: Multiplexer, number: int, streams: "Streams | None" = None) -> None:
         self.inbox = asyncio.Queue()  # type: asyncio.Queue[bytes]
         self._link = link
         self._number = number
@@ -188,7 +188,7 @@ async def serve(port: int, stdin: "Any", stdout: "Any") -> None:
         problem = b" " + (os.strerror(number) if number else "no answer").encode("utf-8", "replace")
     writer.write(GREETING + problem + b"\n")
     if not problem:
-        await Link(reader, writer, port).run()
+        await Multiplexer(reader, writer, port).run()
     transport.close()
 
 

@@ -45,13 +45,13 @@ class Tunnel:
         self._ways = ways
         self._program = dial.placed(sys.argv[0], state)
         self._is_held = is_held
-        self._line = None  # type: dial.Line | None
+        self._line = None  # type: dial.RelayConnection | None
         self._carrying = None  # type: Any
         self._connecting = asyncio.Lock()
         self._failed_at = None  # type: float | None
         self.used_at = time.monotonic()
 
-    async def connect(self) -> dial.Line:
+    async def connect(self) -> dial.RelayConnection:
         """Return the line that there is, or a new one.
 
         Raises:
@@ -70,11 +70,11 @@ class Tunnel:
             self._carrying = asyncio.ensure_future(self._carry(self._line))
             return self._line
 
-    async def _dial(self) -> dial.Line:
+    async def _dial(self) -> dial.RelayConnection:
         self.target = dial.Target(self._state)
         problems = []
         for way, argv in self.target.commands(self._program, self._ways):
-            line = dial.Line(way)
+            line = dial.RelayConnection(way)
             try:
                 await line.start(argv)
             except dial.Problem as problem:
@@ -83,7 +83,7 @@ class Tunnel:
                 return line
         raise dial.Problem("; ".join(problems) or "it runs in no job, and ssh is not allowed (HPK_CONNECT)")
 
-    async def _carry(self, line: dial.Line) -> None:
+    async def _carry(self, line: dial.RelayConnection) -> None:
         await line.link.run()
         self._line = None
         await line.end()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hpk import errors
-from hpk.images import answers, credentials
+from hpk.images import credentials, responses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Send(Protocol):
         ...
 
 
-class Authorizer:
+class RegistryAuthorizer:
     """Makes authenticated requests; remembers each user's answer to a repository's challenge."""
 
     def __init__(self, send: Send) -> None:
@@ -97,18 +97,18 @@ def _authorization(value: str | None) -> dict[str, str]:
 
 
 async def _token(response: aiohttp.ClientResponse, *, realm: str, is_anonymous: bool) -> str:
-    if response.status in answers.BUSY:
+    if response.status in responses.BUSY:
         raise errors.RegistryUnavailable(
-            f'unexpected status from request to "{realm}": {await answers.explanation(response)}'
+            f'unexpected status from request to "{realm}": {await responses.explanation(response)}'
         )
     if response.status != 200:  # noqa: PLR2004 - OK
         kind = "anonymous" if is_anonymous else "oauth"
         raise errors.ImageRefused(
             f"failed to authorize: failed to fetch {kind} token: "
-            f"unexpected status from request to {realm}: {await answers.explanation(response)}"
+            f"unexpected status from request to {realm}: {await responses.explanation(response)}"
         )
     try:
-        document = json.loads(await answers.whole(response, limit=answers.LONGEST))
+        document = json.loads(await responses.whole(response, limit=responses.LONGEST))
         token = document.get("token") or document.get("access_token")
     except (ValueError, AttributeError) as error:
         raise errors.ImageRefused(f"failed to authorize: {realm} sent no JSON") from error

@@ -36,7 +36,7 @@ ORPHAN_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class ImageGCPolicy:
     """When images are removed; the names in brackets are those of KubeletConfiguration."""
 
     capacity_bytes: int
@@ -50,9 +50,9 @@ class Policy:
     """[imageMaximumGCAge]; 0 for no limit."""
 
 
-def policy(settings: config.Settings) -> Policy:
+def policy(settings: config.Settings) -> ImageGCPolicy:
     """Return the policy of the settings."""
-    return Policy(
+    return ImageGCPolicy(
         capacity_bytes=settings.images_gib << 30,
         high_percent=settings.image_gc_high_threshold_percent,
         low_percent=settings.image_gc_low_threshold_percent,
@@ -61,7 +61,7 @@ def policy(settings: config.Settings) -> Policy:
     )
 
 
-def configuration(policy: Policy) -> dict[str, Any]:
+def configuration(policy: ImageGCPolicy) -> dict[str, Any]:
     """Return the policy as ``/configz`` shows it."""
     return {
         "imageMinimumGCAge": f"{policy.minimum_age_seconds:g}s",
@@ -90,7 +90,7 @@ class Found:
     pods: tuple[str, ...] = ()
 
 
-def due(images: Sequence[Found], policy: Policy, *, now: float) -> list[Found]:
+def due(images: Sequence[Found], policy: ImageGCPolicy, *, now: float) -> list[Found]:
     """Return the images to remove, in this order."""
     free = removable(images, policy, now=now)
     oldest = policy.maximum_age_seconds
@@ -103,7 +103,7 @@ def due(images: Sequence[Found], policy: Policy, *, now: float) -> list[Found]:
     )
 
 
-def removable(images: Iterable[Found], policy: Policy, *, now: float, also_pinned: bool = False) -> list[Found]:
+def removable(images: Iterable[Found], policy: ImageGCPolicy, *, now: float, also_pinned: bool = False) -> list[Found]:
     """Return the images that may be removed, the longest unused first."""
     free = [
         image
@@ -131,7 +131,7 @@ class Collector:
         self,
         cache: cache.Cache,
         uses: uses.Uses,
-        policy: Policy,
+        policy: ImageGCPolicy,
         *,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.time,

@@ -52,7 +52,7 @@ class CannotConvertError(Exception):
     """The machine lacks space or a tool. The text is for the user."""
 
 
-class Result(NamedTuple):
+class Conversion(NamedTuple):
     """The result of a conversion; ``size_bytes`` is the squashfs file's."""
 
     files: int
@@ -62,7 +62,7 @@ class Result(NamedTuple):
 
 def convert(
     layer_files: Sequence[str], *, output: str, has_one_owner: bool = False, allowed: bounds.Bounds = bounds.DEFAULT
-) -> Result:
+) -> Conversion:
     """Write the squashfs file of the layers, the lowest first.
 
     With ``has_one_owner`` root owns all files, for pods with a single id: a file of an id that the user namespace
@@ -85,12 +85,12 @@ def convert(
     except BaseException:
         Path(output).unlink(missing_ok=True)
         raise
-    return Result(files=files, size_bytes=size_bytes, seconds=time.monotonic() - started)
+    return Conversion(files=files, size_bytes=size_bytes, seconds=time.monotonic() - started)
 
 
 def _write(tree: layers.Tree, *, layer_files: Sequence[str], sink: IO[bytes]) -> int:
     """Write the tree as a tar stream: first entries without content, then contents in the order of the layers."""
-    contents: list[dict[int, layers.Node]] = [{} for _ in layer_files]
+    contents: list[dict[int, layers.Inode]] = [{} for _ in layer_files]
     names: dict[int, list[str]] = {}
     files = 0
     for name, node in tree.walk():
@@ -114,7 +114,9 @@ def _write(tree: layers.Tree, *, layer_files: Sequence[str], sink: IO[bytes]) ->
     return files
 
 
-def _write_contents(file: str, *, wanted: dict[int, layers.Node], names: dict[int, list[str]], sink: IO[bytes]) -> None:
+def _write_contents(
+    file: str, *, wanted: dict[int, layers.Inode], names: dict[int, list[str]], sink: IO[bytes]
+) -> None:
     if not wanted:
         return
     last = max(wanted)

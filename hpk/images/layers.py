@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 IMPLIED: Final = Entry(number=-1, name="", kind="directory")  # a directory that no layer describes
 
 
-class Node:
+class Inode:
     """One inode: a directory with its children, or a leaf that several names may share."""
 
     __slots__ = ("children", "entry", "layer")
@@ -61,7 +61,7 @@ class Node:
     def __init__(self, entry: Entry, *, layer: int) -> None:
         self.entry = entry
         self.layer = layer
-        self.children: dict[str, Node] | None = {} if entry.kind == "directory" else None
+        self.children: dict[str, Inode] | None = {} if entry.kind == "directory" else None
 
 
 class Tree:
@@ -69,7 +69,7 @@ class Tree:
 
     def __init__(self, *, most_nodes: int = 1 << 30) -> None:
         """Begin with an empty root. Implied directories count as nodes: one short entry may imply two thousand."""
-        self.root = Node(IMPLIED, layer=-1)
+        self.root = Inode(IMPLIED, layer=-1)
         self._layer = -1
         self._most_nodes, self._nodes = most_nodes, 0
 
@@ -96,9 +96,9 @@ class Tree:
     def add_mount_points(self) -> None:
         """Add the directories that every container needs; keep existing ones."""
         for name in MOUNT_POINTS:
-            _children(self.root).setdefault(name, Node(IMPLIED, layer=-1))
+            _children(self.root).setdefault(name, Inode(IMPLIED, layer=-1))
 
-    def walk(self) -> Iterator[tuple[str, Node]]:
+    def walk(self) -> Iterator[tuple[str, Inode]]:
         """Yield all names except the root's, parents before children, in a stable order."""
         pending = [("", self.root)]
         while pending:
@@ -138,13 +138,13 @@ class Tree:
         else:
             siblings[parts[-1]] = target or self._made(entry)
 
-    def _made(self, entry: Entry) -> Node:
+    def _made(self, entry: Entry) -> Inode:
         self._nodes += 1
         if self._nodes > self._most_nodes:
             raise BadLayer(f"the image has more than {self._most_nodes} files and directories")
-        return Node(entry, layer=self._layer)
+        return Inode(entry, layer=self._layer)
 
-    def _target(self, entry: Entry) -> Node:
+    def _target(self, entry: Entry) -> Inode:
         parts = _clean(entry.link)
         directory = self._directory(parts[:-1], make=False)
         node = None if directory is None or not parts else _children(directory).get(parts[-1])
@@ -153,14 +153,14 @@ class Tree:
             raise BadLayer(f"hard link {entry.name!r} points to {what}: {entry.link!r}")
         return node
 
-    def _parent(self, parts: list[str]) -> Node:
+    def _parent(self, parts: list[str]) -> Inode:
         directory = self._directory(parts[:-1], make=True)
         assert directory is not None
         return directory
 
-    def _directory(self, parts: list[str], *, make: bool) -> Node | None:
+    def _directory(self, parts: list[str], *, make: bool) -> Inode | None:
         """Return the directory at a path, following links within the root; if it is missing, make it or return None."""
-        path: list[Node] = [self.root]
+        path: list[Inode] = [self.root]
         todo = parts[::-1]
         followed = 0
         while todo:
@@ -188,7 +188,7 @@ class Tree:
         return path[-1]
 
 
-def _children(node: Node) -> dict[str, Node]:
+def _children(node: Inode) -> dict[str, Inode]:
     assert node.children is not None
     return node.children
 

@@ -20,7 +20,7 @@ import aiohttp
 import hpk
 from hpk import errors
 from hpk.aio import backoff
-from hpk.images import answers, authorization, image, manifest
+from hpk.images import authorization, image, manifest, responses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -45,7 +45,7 @@ class Registry:
         self._insecure = frozenset(insecure)
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
-        self._authorizer = authorization.Authorizer(self._request)
+        self._authorizer = authorization.RegistryAuthorizer(self._request)
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,15 +70,15 @@ class Registry:
         if wanted.digest:
             return wanted.digest
         url = self._url(wanted, f"manifests/{wanted.tag}")
-        with answers.told(f'failed to resolve reference "{wanted}"'):
+        with responses.told(f'failed to resolve reference "{wanted}"'):
             async with self._get(url, access=access, method="HEAD", accept=manifest.ACCEPT) as response:
                 digest = response.headers.get("Docker-Content-Digest", "")
                 if response.status == 200 and manifest.is_digest(digest):  # noqa: PLR2004 - OK
                     return digest
             # A HEAD gives no reason, and some registries no digest: request the document itself.
             async with self._get(url, access=access, accept=manifest.ACCEPT) as response:
-                await answers.check(response, wanted=wanted)
-                body = await answers.whole(response, limit=manifest.LARGEST_DOCUMENT)
+                await responses.check(response, wanted=wanted)
+                body = await responses.whole(response, limit=manifest.LARGEST_DOCUMENT)
                 digest = response.headers.get("Docker-Content-Digest", "")
                 return digest if manifest.is_digest(digest) else f"sha256:{hashlib.sha256(body).hexdigest()}"
 
@@ -90,7 +90,7 @@ class Registry:
             errors.RegistryUnavailable: As above.
         """
         machine = image.host_architecture()
-        with answers.told(f'failed to resolve reference "{access.reference}"'):
+        with responses.told(f'failed to resolve reference "{access.reference}"'):
             for _ in range(3):  # an index of indexes is allowed, a chain of them is not
                 found = await self._document(access, digest=digest)
                 if isinstance(found, manifest.Manifest):
@@ -105,12 +105,12 @@ class Registry:
             errors.ImageRefused: Its digest is wrong, or it is not a config, or for another platform.
             errors.RegistryUnavailable: As above.
         """
-        with answers.told("failed to read the image's config"):
+        with responses.told("failed to read the image's config"):
             url = self._url(access.reference, f"blobs/{descriptor.digest}")
             async with self._get(url, access=access) as response:
-                await answers.check(response, wanted=access.reference)
-                body = await answers.whole(response, limit=manifest.LARGEST_DOCUMENT)
-            answers.compare(descriptor.digest, body)
+                await responses.check(response, wanted=access.reference)
+                body = await responses.whole(response, limit=manifest.LARGEST_DOCUMENT)
+            responses.compare(descriptor.digest, body)
             try:
                 document = json.loads(body)
                 config = image.config_from_json(document)
@@ -134,8 +134,8 @@ class Registry:
             OSError: The file cannot be written.
         """
         url = self._url(access.reference, f"blobs/{descriptor.digest}")
-        pauses = backoff.Backoff(backoff.Policy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
-        with answers.told(f"failed to copy layer {descriptor.digest}"), path.open("wb") as file:
+        pauses = backoff.Backoff(backoff.BackoffPolicy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
+        with responses.told(f"failed to copy layer {descriptor.digest}"), path.open("wb") as file:
             sink = _Sink(file, algorithm=descriptor.digest.partition(":")[0])
             while True:
                 before = sink.size
@@ -148,11 +148,11 @@ class Registry:
                     pause = pauses.failed()
                     if pauses.failures >= ATTEMPTS:
                         raise errors.RegistryUnavailable(
-                            f'failed to do request: GET "{url}": {answers.why(error)}'
+                            f'failed to do request: GET "{url}": {responses.why(error)}'
                         ) from error
                     await self._sleep(pause)
             if sink.digest() != descriptor.digest:
-                raise answers.lied(descriptor.digest, sink.digest())
+                raise responses.lied(descriptor.digest, sink.digest())
 
     async def _download(
         self, url: str, *, access: authorization.Access, descriptor: manifest.Descriptor, sink: _Sink
@@ -164,7 +164,7 @@ class Registry:
             ):
                 pass
             else:
-                await answers.check(response, wanted=access.reference)
+                await responses.check(response, wanted=access.reference)
                 await asyncio.to_thread(sink.restart)
             held = bytearray()
             async for part in response.content.iter_any():
@@ -181,10 +181,10 @@ class Registry:
     async def _document(self, access: authorization.Access, *, digest: str) -> manifest.Manifest | manifest.Index:
         url = self._url(access.reference, f"manifests/{digest}")
         async with self._get(url, access=access, accept=manifest.ACCEPT) as response:
-            await answers.check(response, wanted=access.reference)
-            body = await answers.whole(response, limit=manifest.LARGEST_DOCUMENT)
+            await responses.check(response, wanted=access.reference)
+            body = await responses.whole(response, limit=manifest.LARGEST_DOCUMENT)
             kind = response.content_type
-        answers.compare(digest, body)
+        responses.compare(digest, body)
         return manifest.read(body, media_type=kind)
 
     def _url(self, wanted: reference.Reference, path: str) -> str:
@@ -219,19 +219,19 @@ class Registry:
     async def _patiently(
         self, method: str, url: str, *, access: authorization.Access, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
-        pauses = backoff.Backoff(backoff.Policy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
+        pauses = backoff.Backoff(backoff.BackoffPolicy(first_seconds=0.5, cap_seconds=LONGEST_PAUSE_SECONDS))
         while True:
             asked_for = None
             try:
                 response = await self._authorizer.request(method, url, access=access, headers=headers)
-                if response.status not in answers.BUSY:
+                if response.status not in responses.BUSY:
                     return response
-                problem = f'unexpected status from {method} request to "{url}": {await answers.explanation(response)}'
-                asked_for = answers.retry_after(response.headers.get("Retry-After", ""))
+                problem = f'unexpected status from {method} request to "{url}": {await responses.explanation(response)}'
+                asked_for = responses.retry_after(response.headers.get("Retry-After", ""))
                 cause: Exception | None = None
                 response.release()
             except (aiohttp.ClientError, TimeoutError) as error:
-                problem, cause = f'failed to do request: {method} "{url}": {answers.why(error)}', error
+                problem, cause = f'failed to do request: {method} "{url}": {responses.why(error)}', error
                 if isinstance(error, aiohttp.ClientConnectorSSLError):
                     problem += " (if it speaks plain HTTP, name it in HPK_INSECURE_REGISTRIES)"
                 if isinstance(error, (aiohttp.ClientSSLError, aiohttp.InvalidURL)):

@@ -21,7 +21,19 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from hpk import errors
-from hpk.images import answers, authorization, bounds, cache, collect, flights, image, reference, registry, sif, uses
+from hpk.images import (
+    authorization,
+    bounds,
+    cache,
+    collect,
+    image,
+    reference,
+    registry,
+    responses,
+    sif,
+    singleflight,
+    uses,
+)
 from hpk.images import credentials as docker_config
 from hpk.images import workspace as workspaces
 
@@ -75,7 +87,7 @@ class ImageStore:
         has_one_owner: bool = False,
         client: registry.Registry | None = None,
         used_by: uses.Uses | None = None,
-        policy: collect.Policy | None = None,
+        policy: collect.ImageGCPolicy | None = None,
     ) -> None:
         self._directory = directory
         self._uses = used_by or uses.Uses(directory)
@@ -83,9 +95,9 @@ class ImageStore:
         self._registry = client or registry.Registry(insecure=insecure)
         self._cache = cache.Cache(directory)
         self.collector = collect.Collector(self._cache, self._uses, policy) if policy else None
-        self._resolving: flights.Flights[str] = flights.Flights()
-        self._pulling: flights.Flights[cache.Stored] = flights.Flights()
-        self._fetching: flights.Flights[None] = flights.Flights()
+        self._resolving: singleflight.Flights[str] = singleflight.Flights()
+        self._pulling: singleflight.Flights[cache.Stored] = singleflight.Flights()
+        self._fetching: singleflight.Flights[None] = singleflight.Flights()
         self._pulls = asyncio.Semaphore(_PULLS)
         self._conversions = asyncio.Semaphore(conversions)
         self._sifs: dict[str, tuple[tuple[int, ...], sif.Sif]] = {}
@@ -136,7 +148,7 @@ class ImageStore:
         known = stored
         if stored is None or policy == "Always":
             access = authorization.Access(reference=wanted, login=docker_config.find(credentials, wanted=wanted))
-            with answers.told(f'failed to pull and unpack image "{wanted}"'):
+            with responses.told(f'failed to pull and unpack image "{wanted}"'):
                 if on_pull is not None:
                     on_pull()
                 stored = await self._refresh(access, known=known)

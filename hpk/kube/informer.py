@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpk.kube import client
 
 LOG = structlog.get_logger(__name__)
-PAUSES = backoff.Policy(first_seconds=0.1, cap_seconds=5.0, healthy_seconds=5.0)
+PAUSES = backoff.BackoffPolicy(first_seconds=0.1, cap_seconds=5.0, healthy_seconds=5.0)
 """Between a watch that failed or ended and the next; one that has lasted is replaced at once."""
 
 

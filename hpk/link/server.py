@@ -12,7 +12,7 @@ import grpc.aio
 import structlog
 
 from hpk import aiotasks, errors
-from hpk.link import client, doorbell, heap, link_pb2, opener, sessions, wire
+from hpk.link import client, doorbell, heap, kubelet_end, link_pb2, sessions, wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-MOST_WISHES = 2 * opener.MOST_FOR_POD + 16
+MOST_WISHES = 2 * kubelet_end.MOST_FOR_POD + 16
 """Messages that may wait for one agent; if there are more, it does not read, and its stream is ended."""
 START_PROTOCOL = 3  # the first with ephemeral containers
 RENEW_PROTOCOL = 4  # the first that replaces the files of a volume
@@ -35,7 +35,7 @@ OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.so_reuseport", 0),
     # For one agent: the Attach stream, its sessions, and those that are about to end.
-    ("grpc.max_concurrent_streams", opener.MOST_FOR_POD + 64),
+    ("grpc.max_concurrent_streams", kubelet_end.MOST_FOR_POD + 64),
     client.FIXED_WINDOW,
     client.LARGE_FRAMES,
     # Two pieces: one is in transit while the other is processed.
@@ -89,7 +89,7 @@ class LinkServer:
         self._on_disconnected = on_disconnected
         self._address = f"{host}:{port}"
         self._streams: dict[str, _Stream] = {}
-        self._opener = opener.Opener(self._line)
+        self._opener = kubelet_end.Opener(self._line)
         self._server: grpc.aio.Server | None = None
         self._host, self._bell = host, bell
 
@@ -159,7 +159,7 @@ class LinkServer:
         return stream.put(link_pb2.KubeletMessage(renew=link_pb2.Renew(json=_json(volumes))))
 
     async def open(self, uid: str, request: sessions.Request) -> sessions.Session:
-        """Open a session in a pod (see :class:`sessions.Opener`).
+        """Open a session in a pod (see :class:`sessions.SessionOpener`).
 
         Raises:
             errors.AgentUnavailable: The agent is not connected, is too old, or does not answer.
@@ -167,11 +167,13 @@ class LinkServer:
         heap.keep_what_is_freed()
         return await self._opener.open(uid, request)
 
-    def _line(self, uid: str) -> opener.Line | None:
+    def _line(self, uid: str) -> kubelet_end.AgentStream | None:
         stream = self._streams.get(uid)
         if stream is None:
             return None
-        return opener.Line(protocol=stream.hello.protocol, version=stream.hello.agent_version, say=stream.put)
+        return kubelet_end.AgentStream(
+            protocol=stream.hello.protocol, version=stream.hello.agent_version, say=stream.put
+        )
 
     async def _session(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         names = context.auth_context().get("x509_common_name", [])

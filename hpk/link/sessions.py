@@ -1,6 +1,6 @@
 """Sessions into a pod: exec, attach and port-forward on the link, whatever protocol a client speaks.
 
-The kubelet's API opens them (:class:`Opener`), the pod's agent serves them; both ends see the same events.
+The kubelet's API opens them (:class:`SessionOpener`), the pod's agent serves them; both ends see the same events.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Session(Protocol):
         """End the session and release all it holds: kill an exec'd program, but not a container. Idempotent."""
 
 
-class Opener(Protocol):
+class SessionOpener(Protocol):
     """Opens sessions."""
 
     async def open(self, uid: str, request: Request) -> Session:

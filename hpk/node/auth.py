@@ -35,7 +35,7 @@ Object = dict[str, Any]
 Value = TypeVar("Value")
 
 
-class Reviewer(Protocol):
+class AccessReviewer(Protocol):
     """The part of :class:`hpk.kube.client.Kube` that is used here."""
 
     async def create(self, path: str, body: Object) -> Object:
@@ -44,7 +44,7 @@ class Reviewer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class User:
+class UserInfo:
     """An authenticated user, as the API server identifies it."""
 
     name: str
@@ -84,7 +84,7 @@ def _is_under(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(f"{prefix}/")
 
 
-def user_of_certificate(certificate: Mapping[str, Any] | None) -> User | None:
+def user_of_certificate(certificate: Mapping[str, Any] | None) -> UserInfo | None:
     """Return the user that a verified certificate names (CN; O for groups), or None if it names nobody.
 
     `certificate` is the result of :meth:`ssl.SSLSocket.getpeercert`: empty or None without a certificate.
@@ -93,7 +93,7 @@ def user_of_certificate(certificate: Mapping[str, Any] | None) -> User | None:
     name = next((value for key, value in pairs if key == "commonName"), "")
     if not name:
         return None
-    return User(name=name, groups=_with_authenticated(value for key, value in pairs if key == "organizationName"))
+    return UserInfo(name=name, groups=_with_authenticated(value for key, value in pairs if key == "organizationName"))
 
 
 def _with_authenticated(groups: Any) -> tuple[str, ...]:
@@ -104,11 +104,11 @@ def _with_authenticated(groups: Any) -> tuple[str, ...]:
 class Authenticator:
     """Authentication of requests."""
 
-    def __init__(self, kube: Reviewer, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kube: AccessReviewer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
-        self._tokens: Remembered[User | bool] = Remembered(clock=clock)
+        self._tokens: Remembered[UserInfo | bool] = Remembered(clock=clock)
 
-    async def user(self, *, certificate: Mapping[str, Any] | None, authorization: str) -> User | None:
+    async def user(self, *, certificate: Mapping[str, Any] | None, authorization: str) -> UserInfo | None:
         """Return the user, or None if the request is not authenticated.
 
         Raises:
@@ -127,9 +127,9 @@ class Authenticator:
         if known is None:
             known = await self._review(token) or False
             self._tokens.put(key, known, seconds=TOKEN_SECONDS)
-        return known if isinstance(known, User) else None
+        return known if isinstance(known, UserInfo) else None
 
-    async def _review(self, token: str) -> User | None:
+    async def _review(self, token: str) -> UserInfo | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         status = (await self._kube.create(TOKEN_REVIEWS, body)).get("status") or {}
         found = status.get("user") or {}
@@ -137,7 +137,7 @@ class Authenticator:
             return None
         extra = tuple((key, tuple(values)) for key, values in sorted((found.get("extra") or {}).items()))
         groups = _with_authenticated(found.get("groups") or ())
-        return User(name=found["username"], uid=found.get("uid", ""), groups=groups, extra=extra)
+        return UserInfo(name=found["username"], uid=found.get("uid", ""), groups=groups, extra=extra)
 
 
 class CannotAsk(errors.Retryable):
@@ -147,11 +147,11 @@ class CannotAsk(errors.Retryable):
 class Authorizer:
     """Authorization of users for subresources of our node."""
 
-    def __init__(self, kube: Reviewer, node_name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kube: AccessReviewer, node_name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube, self._node = kube, node_name
         self._answers: Remembered[bool] = Remembered(clock=clock)
 
-    async def refusal(self, user: User, *, method: str, path: str) -> str | None:
+    async def refusal(self, user: UserInfo, *, method: str, path: str) -> str | None:
         """Return None if the user is allowed, else the text of the 403 response.
 
         Raises:
@@ -165,7 +165,7 @@ class Authorizer:
         listed = " ".join(names)
         return f"Forbidden (user={user.name}, verb={verb}, resource=nodes, subresource(s)=[{listed}])\n"
 
-    async def _is_allowed(self, user: User, verb: str, subresource: str) -> bool:
+    async def _is_allowed(self, user: UserInfo, verb: str, subresource: str) -> bool:
         key = (user, verb, subresource)
         known = self._answers.get(key)
         if known is not None:
@@ -180,7 +180,7 @@ class Authorizer:
         self._answers.put(key, is_allowed, seconds=ALLOW_SECONDS if is_allowed else DENY_SECONDS)
         return is_allowed
 
-    def _question(self, user: User, verb: str, subresource: str) -> Object:
+    def _question(self, user: UserInfo, verb: str, subresource: str) -> Object:
         attributes = {
             "verb": verb,
             "version": "v1",

@@ -37,7 +37,7 @@ LONGEST_ENTRY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LogOptions:
     """Options of a log request."""
 
     timestamps: bool = False
@@ -63,7 +63,7 @@ class Filter:
         is_full: Whether the limit is reached, so that no more output follows.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LogOptions) -> None:
         self.is_full = False
         self._options = options
         self._since = None if options.since_ns is None else _stamp(options.since_ns)

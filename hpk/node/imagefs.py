@@ -36,7 +36,7 @@ class ImageFs:
     def __init__(
         self, store: store.ImageStore, *, directory: Path, others: Sequence[Path], knows_pods: asyncio.Event
     ) -> None:
-        self.images: tuple[nodestatus.Image, ...] = ()
+        self.images: tuple[nodestatus.ContainerImage, ...] = ()
         self.pressure = ""
         self._store, self._directory, self._others, self._knows_pods = store, directory, others, knows_pods
 
@@ -66,7 +66,9 @@ class ImageFs:
         except (errors.HpkError, OSError) as error:
             LOG.warning("Cannot list the images", error=str(error))
         else:
-            self.images = tuple(nodestatus.Image(names=image.names, size_bytes=image.size_bytes) for image in found)
+            self.images = tuple(
+                nodestatus.ContainerImage(names=image.names, size_bytes=image.size_bytes) for image in found
+            )
         why = await asyncio.to_thread(pressure.measure, [self._directory], may_be_anothers=True)
         if why and self._knows_pods.is_set() and self._store.collector:
             try:

@@ -83,7 +83,7 @@ class LeaseController:
 
     async def run(self) -> None:
         """Renew until cancelled, and retry for as long as the API server is unavailable."""
-        pauses = backoff.Backoff(backoff.Policy(first_seconds=0.1, cap_seconds=7.0))
+        pauses = backoff.Backoff(backoff.BackoffPolicy(first_seconds=0.1, cap_seconds=7.0))
         while True:
             try:
                 async with asyncio.timeout(REQUEST_SECONDS):

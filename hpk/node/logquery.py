@@ -35,7 +35,7 @@ class Query:
     previous: bool
     is_relative: bool = False
     tail_entries: int | None
-    options: cri.Options
+    options: cri.LogOptions
 
     def moved(self, seconds: float) -> Query:
         """Return the query for a log whose clock is `seconds` ahead of ours."""
@@ -74,7 +74,7 @@ def decode(query: Mapping[str, str], *, now: float) -> Query:
         previous=_flag(query, "previous"),
         is_relative=seconds is not None,
         tail_entries=tail,
-        options=cri.Options(
+        options=cri.LogOptions(
             timestamps=_flag(query, "timestamps"), since_ns=instant, limit_bytes=limit, stream=STREAMS[stream]
         ),
     )

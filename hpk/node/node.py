@@ -60,8 +60,8 @@ class NodeController:
     def __init__(
         self,
         kube: Api,
-        facts: nodestatus.Facts,
-        observe: Callable[[], nodestatus.Observation],
+        facts: nodestatus.NodeFacts,
+        observe: Callable[[], nodestatus.NodeObservation],
         *,
         clock: Callable[[], float] = time.time,
         sync_seconds: float = SYNC_SECONDS,
@@ -76,7 +76,7 @@ class NodeController:
 
     async def run(self) -> None:
         """Sync until cancelled, and retry for as long as the API server is unavailable."""
-        pauses = backoff.Backoff(backoff.Policy(first_seconds=0.1, cap_seconds=7.0))
+        pauses = backoff.Backoff(backoff.BackoffPolicy(first_seconds=0.1, cap_seconds=7.0))
         while True:
             try:
                 async with asyncio.timeout(REQUEST_SECONDS):
@@ -113,7 +113,7 @@ class NodeController:
         self.uid = node["metadata"]["uid"]
         self.registered.set()
 
-    async def _register(self, seen: nodestatus.Observation) -> Object:
+    async def _register(self, seen: nodestatus.NodeObservation) -> Object:
         now = self._clock()
         try:
             node = await self._kube.create(NODES, nodestatus.new_node(self._facts, seen, now=now))

@@ -53,7 +53,7 @@ class Capacity(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class NodeFacts:
     """Facts that do not change while the kubelet runs."""
 
     name: str
@@ -72,7 +72,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
+class ContainerImage:
     """An image on the shared file system; names are references with tag or digest."""
 
     names: tuple[str, ...]
@@ -89,12 +89,12 @@ class Readiness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class NodeObservation:
     """The observed state. A capacity of None (no answer from Slurm) leaves the published one unchanged."""
 
     capacity: Capacity | None
     readiness: Readiness = Readiness()
-    images: tuple[Image, ...] = ()
+    images: tuple[ContainerImage, ...] = ()
     trouble: str = ""
     """What the control plane cannot repair by itself."""
     disk_pressure: str = ""
@@ -128,7 +128,7 @@ def readiness(
     return Readiness(is_ready=False, reason="SlurmUnavailable", message=message)
 
 
-def labels(facts: Facts) -> dict[str, str]:
+def labels(facts: NodeFacts) -> dict[str, str]:
     """Return the labels that the kubelet sets."""
     arch = facts.host.architecture
     return {
@@ -141,7 +141,7 @@ def labels(facts: Facts) -> dict[str, str]:
     }
 
 
-def resources(facts: Facts, capacity: Capacity) -> dict[str, str]:
+def resources(facts: NodeFacts, capacity: Capacity) -> dict[str, str]:
     """Return the cluster's capacity as Kubernetes resources. All of it is allocatable; Slurm keeps its own reserve."""
     found = {
         "cpu": str(capacity.cpus),
@@ -156,7 +156,7 @@ def resources(facts: Facts, capacity: Capacity) -> dict[str, str]:
     return found
 
 
-def status(facts: Facts, seen: Observation) -> Object:
+def status(facts: NodeFacts, seen: NodeObservation) -> Object:
     """Return the status to publish; its conditions lack their times (see :func:`status_patch`)."""
     machine = facts.host
     made: Object = {
@@ -187,7 +187,7 @@ def status(facts: Facts, seen: Observation) -> Object:
     return made
 
 
-def new_node(facts: Facts, seen: Observation, *, now: float) -> Object:
+def new_node(facts: NodeFacts, seen: NodeObservation, *, now: float) -> Object:
     """Return the Node to create."""
     made = status(facts, seen)
     for condition in made["conditions"]:
@@ -202,7 +202,7 @@ def new_node(facts: Facts, seen: Observation, *, now: float) -> Object:
     }
 
 
-def status_patch(node: Object, facts: Facts, seen: Observation, *, now: float, is_due: bool) -> Object | None:
+def status_patch(node: Object, facts: NodeFacts, seen: NodeObservation, *, now: float, is_due: bool) -> Object | None:
     """Return the strategic merge patch that updates the server's node, or None if nothing is to be written.
 
     If `is_due`, a patch is returned even without a change.
@@ -265,7 +265,7 @@ def _condition(kind: str, state: str, reason: str, message: str) -> Object:
     return {"type": kind, "status": state, "reason": reason, "message": message}
 
 
-def _images(images: tuple[Image, ...]) -> list[Object]:
+def _images(images: tuple[ContainerImage, ...]) -> list[Object]:
     """Return the largest images, chosen as the kubelet does, for the scheduler and users."""
     chosen = sorted(images, key=lambda image: (-image.size_bytes, image.names))[:MOST_IMAGES]
     return [{"names": list(image.names[:MOST_IMAGE_NAMES]), "sizeBytes": image.size_bytes} for image in chosen]

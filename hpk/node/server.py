@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hpk import jobdir
     from hpk.link import sessions
-    from hpk.node import podsource, reviewer
+    from hpk.node import podsource, webhook
 
 LOG = structlog.get_logger(__name__)
 
@@ -77,15 +77,15 @@ class KubeletServer:
         self,
         pods: podsource.PodSource,
         *,
-        state: jobdir.State,
+        state: jobdir.StateDirectory,
         authenticator: auth.Authenticator,
         authorizer: auth.Authorizer,
-        opener: sessions.Opener,
+        opener: sessions.SessionOpener,
         context: ssl.SSLContext,
         host: str,
         port: int,
         configuration: Mapping[str, Any] | None = None,
-        reviews: reviewer.Reviewer | None = None,
+        reviews: webhook.AdmissionReviewer | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._pods, self._state, self._clock, self._reviews = pods, state, clock, reviews

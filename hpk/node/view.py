@@ -35,7 +35,7 @@ class View:
     extended: Mapping[str, Decimal] = field(default_factory=dict)
 
 
-def of(raw: dict[str, Any] | None, facts: nodestatus.Facts) -> View:
+def of(raw: dict[str, Any] | None, facts: nodestatus.NodeFacts) -> View:
     """Return the view of the API server's node, or of the one that the kubelet will create."""
     if raw is None:
         return View(labels=nodestatus.labels(facts))

@@ -63,7 +63,7 @@ class Cluster:
     trouble: str = ""
     extended: Mapping[str, Decimal] = field(default_factory=dict)
     runtime_handlers: Mapping[str, str] | None = None
-    capacity: slurm_model.Capacity | None = None
+    capacity: slurm_model.ClusterCapacity | None = None
     partition_names: frozenset[str] = frozenset()
     architectures: Mapping[str, str] = field(default_factory=dict)
     architecture: str = ""
@@ -268,7 +268,9 @@ def _unknown_volumes(pod: v1.Pod, containers: Sequence[v1.Container]) -> list[st
     ]
 
 
-def _check_architecture(options: Mapping[str, str | None], cluster: Cluster, capacity: slurm_model.Capacity) -> None:
+def _check_architecture(
+    options: Mapping[str, str | None], cluster: Cluster, capacity: slurm_model.ClusterCapacity
+) -> None:
     """Refuse a partition none of whose nodes can run the image; a node that Slurm has not seen may match."""
     names = set(flags.partitions(options) or [capacity.default_partition or ""])
     nodes = [node.name for node in capacity.nodes.values() if node.partitions & names]
@@ -283,7 +285,7 @@ def _check_architecture(options: Mapping[str, str | None], cluster: Cluster, cap
     )
 
 
-def _check_time(options: Mapping[str, str | None], capacity: slurm_model.Capacity) -> None:
+def _check_time(options: Mapping[str, str | None], capacity: slurm_model.ClusterCapacity) -> None:
     """Refuse a time limit beyond the partition's, with which the job would never start. A QOS may allow it."""
     text = options.get("time")
     names = flags.partitions(options) or [capacity.default_partition or ""]

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 
-class Line(Protocol):
+class AgentLink(Protocol):
     """The kubelet's end of the link, as the path of a pod uses it."""
 
     def terminate(self, uid: str, *, grace_seconds: float, reason: str) -> bool:
-        """Ask the agent to end its pod for a reason of `records.Ended`; return False if it is not connected."""
+        """Ask the agent to end its pod for a reason of `records.EndCause`; return False if it is not connected."""
 
     def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
         """Ask the agent to start an ephemeral container; errors.AgentUnavailable says why it cannot."""
@@ -41,13 +41,13 @@ class Agents:
     """Reports by pod UID. The link calls `took_report`, `connected` and `disconnected`; none of them waits."""
 
     def __init__(
-        self, state: jobdir.State, *, on_change: Callable[[str], None], clock: clocks.Clock = clocks.SYSTEM
+        self, state: jobdir.StateDirectory, *, on_change: Callable[[str], None], clock: clocks.Clock = clocks.SYSTEM
     ) -> None:
         self._state, self._on_change, self._clock = state, on_change, clock
         self._reports: dict[str, records.Report] = {}
         self._lines: set[str] = set()
         self._dials: dict[str, int] = {}
-        self.line: Line | None = None
+        self.line: AgentLink | None = None
 
     async def took_report(self, uid: str, report: records.Report) -> None:
         """Take a report from the stream; drop one that is older than the newest known."""

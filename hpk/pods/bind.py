@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOG = structlog.get_logger(__name__)
 SCHEDULER = "default-scheduler"
-RETRIES = backoff.Policy(first_seconds=1.0, cap_seconds=60.0)
+RETRIES = backoff.BackoffPolicy(first_seconds=1.0, cap_seconds=60.0)
 LOOK_AGAIN_SECONDS = 60.0
 """How often a waiting pod is checked although nothing is known to have changed."""
 OTHERS_SECONDS = 30.0
@@ -45,7 +45,7 @@ class Binder:
         kube: client.Kube,
         *,
         node: str,
-        recorder: events.Recorder,
+        recorder: events.EventRecorder,
         cluster: Callable[[], admit.Cluster | None],
         others: occupants.Occupants,
         clock: clocks.Clock = clocks.SYSTEM,

@@ -31,7 +31,7 @@ NAME_LENGTH = 230
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class PodEvent:
     """An event about a pod.
 
     Attributes:
@@ -56,10 +56,10 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class CorrelatedEvent:
     """An event as the API server should have it; ``is_new`` if it must be created."""
 
-    event: Event
+    event: PodEvent
     name: str
     count: int
     first_at: float
@@ -93,7 +93,7 @@ class Correlator:
         self._similar: _Newest[_Similar] = _Newest()
         self._budgets: _Newest[_Budget] = _Newest()
 
-    def correlate(self, event: Event) -> Told | None:
+    def correlate(self, event: PodEvent) -> CorrelatedEvent | None:
         """Return the event to write, or None to drop it."""
         if event.key:
             return self._once(event)
@@ -104,23 +104,23 @@ class Correlator:
         self._seen.put(key, _Seen(count=count, first_at=first_at))
         if not self._is_affordable((event.uid, event.kind)):
             return None
-        return Told(event=event, name=_name(event, key), count=count, first_at=first_at, is_new=seen is None)
+        return CorrelatedEvent(event=event, name=_name(event, key), count=count, first_at=first_at, is_new=seen is None)
 
-    def _once(self, event: Event) -> Told | None:
+    def _once(self, event: PodEvent) -> CorrelatedEvent | None:
         """Return the event unless it was written; a budget must not drop how a pod ended."""
         key: Key = ("once", event.uid, event.key)
         if self._seen.get(key) is not None:
             return None
         self._seen.put(key, _Seen(count=1, first_at=event.at))
-        return Told(event=event, name=_name(event, key), count=1, first_at=event.at, is_new=True)
+        return CorrelatedEvent(event=event, name=_name(event, key), count=1, first_at=event.at, is_new=True)
 
-    def remember(self, event: Event, *, first_at: float) -> None:
+    def remember(self, event: PodEvent, *, first_at: float) -> None:
         """Remember an event that an earlier kubelet wrote."""
         combined = event.message.startswith(COMBINED)
         key = _similar_key(event) if combined else _key(event)
         self._seen.put(key, _Seen(count=event.count, first_at=first_at))
 
-    def _aggregated(self, event: Event) -> tuple[Event, Key]:
+    def _aggregated(self, event: PodEvent) -> tuple[PodEvent, Key]:
         """Return the event, or the one that combines similar events, and its key."""
         now, key = self._clock(), _similar_key(event)
         similar = self._similar.get(key)
@@ -162,15 +162,15 @@ class _Newest(Generic[Value]):
             self._items.popitem(last=False)
 
 
-def _key(event: Event) -> Key:
+def _key(event: PodEvent) -> Key:
     return (event.uid, event.field_path, event.kind, event.reason, event.message)
 
 
-def _similar_key(event: Event) -> Key:
+def _similar_key(event: PodEvent) -> Key:
     return ("similar", event.uid, event.kind, event.reason)
 
 
-def _name(event: Event, key: Key) -> str:
+def _name(event: PodEvent, key: Key) -> str:
     """Return the name of the event's object: the same for the same key, even after a restart."""
     # Text that is not UTF-8 comes as surrogates, from a container's output, Slurm's messages or a registry's JSON.
     digest = hashlib.sha256("\0".join(key).encode("utf-8", "surrogatepass")).hexdigest()[:16]

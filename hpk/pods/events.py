@@ -41,7 +41,7 @@ NUMBER = "hpk.io/agent-event"
 Kind = correlate.Kind
 
 
-class Recorder:
+class EventRecorder:
     """A background writer of events; events that do not fit into the queue are logged."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Recorder:
         self._kube, self._component, self._host, self._history, self._clock = kube, component, host, history, clock
         self._correlator = correlate.Correlator(clock=clock)
         self._told: OrderedDict[str, int] = OrderedDict()
-        self._waiting: dict[str, correlate.Told] = {}
+        self._waiting: dict[str, correlate.CorrelatedEvent] = {}
         self._queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(WRITERS)]
 
     async def load(self) -> None:
@@ -97,7 +97,7 @@ class Recorder:
         """
         if number and not self._is_news(pod.metadata.uid, number, at):
             return
-        event = correlate.Event(
+        event = correlate.PodEvent(
             namespace=pod.metadata.namespace,
             name=pod.metadata.name,
             uid=pod.metadata.uid,
@@ -132,7 +132,7 @@ class Recorder:
         while len(self._told) > MOST_PODS:
             self._told.popitem(last=False)
 
-    def _enqueue(self, told: correlate.Told) -> None:
+    def _enqueue(self, told: correlate.CorrelatedEvent) -> None:
         """Queue the event; a newer version replaces one that still waits."""
         before = self._waiting.get(told.name)
         if before is None and len(self._waiting) >= MOST_WAITING:
@@ -154,7 +154,7 @@ class Recorder:
                 event = told.event
                 LOG.warning("Cannot post an event", pod=f"{event.namespace}/{event.name}", error=repr(error))
 
-    async def _write(self, told: correlate.Told) -> None:
+    async def _write(self, told: correlate.CorrelatedEvent) -> None:
         path = client.core_path("events", told.event.namespace)
         if told.is_new:
             try:
@@ -172,7 +172,7 @@ class Recorder:
     def _remember(self, raw: dict[str, Any]) -> None:
         about = raw["involvedObject"]
         number = int((raw["metadata"].get("annotations") or {}).get(NUMBER, 0))
-        event = correlate.Event(
+        event = correlate.PodEvent(
             namespace=about.get("namespace", ""),
             name=about.get("name", ""),
             uid=about.get("uid", ""),
@@ -187,7 +187,7 @@ class Recorder:
         if number:
             self._note(event.uid, number)
 
-    def _body(self, told: correlate.Told) -> dict[str, Any]:
+    def _body(self, told: correlate.CorrelatedEvent) -> dict[str, Any]:
         event = told.event
         about = {"apiVersion": "v1", "kind": "Pod", "namespace": event.namespace, "name": event.name, "uid": event.uid}
         if event.field_path:
@@ -209,7 +209,7 @@ class Recorder:
         }
 
 
-def tell_failure(recorder: Recorder, raw: dict[str, Any], reason: str, error: Exception) -> None:
+def tell_failure(recorder: EventRecorder, raw: dict[str, Any], reason: str, error: Exception) -> None:
     """Report on a pod that it cannot proceed because of an error, even if the pod itself cannot be decoded.
 
     An unreachable API server is not the pod's fault, and could not receive the event.
@@ -235,7 +235,7 @@ def _field_path(pod: v1.Pod, container: str) -> str:
     return f"spec.{kind}{{{container}}}"
 
 
-def _annotations(event: correlate.Event) -> dict[str, str]:
+def _annotations(event: correlate.PodEvent) -> dict[str, str]:
     return {NUMBER: str(event.number)} if event.number else {}
 
 

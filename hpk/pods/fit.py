@@ -84,7 +84,7 @@ def shortages(admitted: admit.Admitted, cluster: admit.Cluster) -> list[Shortage
     return found
 
 
-def _of_nodes(admitted: admit.Admitted, capacity: slurm_model.Capacity) -> list[Shortage]:
+def _of_nodes(admitted: admit.Admitted, capacity: slurm_model.ClusterCapacity) -> list[Shortage]:
     """Return what no node of the partition has, usable or not: sbatch would refuse it permanently."""
     options, asked = admitted.options, admitted.request
     names = set(flags.partitions(options) or [capacity.default_partition or ""])

@@ -46,14 +46,14 @@ RATE_LIMIT_FACTOR = 4
 
 
 PAUSES = {
-    "refused": backoff.Policy(first_seconds=10.0, cap_seconds=300.0),
-    "failed": backoff.Policy(first_seconds=10.0, cap_seconds=300.0),
-    "limits": backoff.Policy(first_seconds=2.0, cap_seconds=60.0),
+    "refused": backoff.BackoffPolicy(first_seconds=10.0, cap_seconds=300.0),
+    "failed": backoff.BackoffPolicy(first_seconds=10.0, cap_seconds=300.0),
+    "limits": backoff.BackoffPolicy(first_seconds=2.0, cap_seconds=60.0),
 }
 """How long a lane is closed, by its kind."""
 
 
-class Held(errors.Retryable):
+class LaneClosed(errors.Retryable):
     """The pod is held by another pod's trouble; the text describes it, ``seconds`` says when to try again."""
 
     def __init__(self, message: str, *, seconds: float) -> None:
@@ -89,7 +89,7 @@ class Gate:
         self,
         *,
         on_open: Callable[[str], None],
-        pauses: Mapping[str, backoff.Policy] | None = None,
+        pauses: Mapping[str, backoff.BackoffPolicy] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_open = on_open
@@ -113,7 +113,7 @@ class Gate:
                 lane.held.setdefault(uid)
                 is_first = next(iter(lane.held)) == uid
                 # Pods further back are woken when they can proceed; they look again in case nobody is left to do that.
-                raise Held(lane.text, seconds=until - now + (0.0 if is_first else PROBE_SECONDS))
+                raise LaneClosed(lane.text, seconds=until - now + (0.0 if is_first else PROBE_SECONDS))
         for lane in closed:
             lane.held.pop(uid, None)
             if lane.prober != uid:

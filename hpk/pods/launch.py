@@ -110,7 +110,7 @@ class Launch:
         except prepare.NotReady as error:
             self.waiting = error.waiting
             return self._try_again_in(error.seconds)
-        except gate.Held as held:
+        except gate.LaneClosed as held:
             if str(held) != self._told_hold:
                 self._told_hold = str(held)
                 self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Waits, as others cannot be submitted: {held}")

@@ -17,7 +17,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpk.pods import model
+from hpk.pods import allocations
 
 if TYPE_CHECKING:
     from hpk import records
@@ -97,7 +97,7 @@ class Decision(NamedTuple):
     Attributes:
         state: Of the pod.
         step: To be done now.
-        reason: Why it must end, as `records.Ended` names it; for `Step.TERMINATE`.
+        reason: Why it must end, as `records.EndCause` names it; for `Step.TERMINATE`.
         grace_seconds: How long its containers have for that.
     """
 
@@ -143,7 +143,7 @@ class Observation:
     deadline_left: float | None = None
     failure: Failure | None = None
     has_looked: bool = True
-    allocation: model.AllocationState | None = None
+    allocation: allocations.AllocationState | None = None
     is_explained: bool = False
     has_started: bool = False
     report: records.Report | None = None
@@ -168,7 +168,7 @@ class Observation:
     @property
     def is_queued(self) -> bool:
         """Whether the pod has no node yet, as far as Slurm says."""
-        return self.allocation is None or self.allocation.phase is model.Phase.QUEUED
+        return self.allocation is None or self.allocation.phase is allocations.Phase.QUEUED
 
 
 def decide(seen: Observation) -> Decision:
@@ -219,14 +219,14 @@ def removes_object(seen: Observation) -> bool:
 
 
 def why_end(seen: Observation) -> str:
-    """Return why the pod must end now, as `records.Ended` names it; empty if it need not.
+    """Return why the pod must end now, as `records.EndCause` names it; empty if it need not.
 
     An agent that is on the line though Slurm has ended its job, as where a node's slurmd has died, must end. One answer
     of Slurm's that does not name the job is no reason to end what runs.
     """
     if seen.allocation is None:
         return ""
-    if seen.allocation.phase is model.Phase.ENDED and seen.is_connected and not seen.is_finished:
+    if seen.allocation.phase is allocations.Phase.ENDED and seen.is_connected and not seen.is_finished:
         return "Signalled"
     if seen.is_deleted:
         return "Deleted"
@@ -250,13 +250,13 @@ def is_over(seen: Observation) -> bool:
         return is_own or state.is_over or (seen.finished_for or 0.0) > longest
     if not seen.is_explained:
         return False
-    if state.phase is model.Phase.ENDED:
+    if state.phase is allocations.Phase.ENDED:
         if not seen.has_started and seen.report is None:
             return True  # it was cancelled in the queue: no agent has a last word
         # The agent may speak for as long as it takes, where it is on the line.
         patience = seen.grace_seconds + END_MARGIN_SECONDS if seen.is_connected else LAST_WORD_SECONDS
         return seen.ended_for is not None and seen.ended_for >= patience
-    return state.phase is model.Phase.GONE and seen.off_line_for >= LINK_SILENCE_SECONDS
+    return state.phase is allocations.Phase.GONE and seen.off_line_for >= LINK_SILENCE_SECONDS
 
 
 def look_again(seen: Observation) -> float | None:
@@ -268,7 +268,7 @@ def look_again(seen: Observation) -> float | None:
     waits = [seen.deadline_left] if seen.deadline_left else []
     if seen.allocation is not None:
         is_over = seen.allocation.is_over
-        is_ended = seen.is_finished or seen.allocation.phase is model.Phase.ENDED
+        is_ended = seen.is_finished or seen.allocation.phase is allocations.Phase.ENDED
         if is_ended or (is_over and not seen.is_connected):
             waits.append(SOON_SECONDS)
         elif is_over or not seen.is_connected:

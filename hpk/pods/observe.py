@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpk.pods import life, model, status
+from hpk.pods import allocations, life, status
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -23,7 +23,7 @@ class Observer:
     def __init__(self, uid: str, used: services.Services, stay: tenancy.Tenancy) -> None:
         self._uid, self._s, self._tenancy = uid, used, stay
         self.started_at: datetime | None = None
-        self._followed: model.Allocation | None = None
+        self._followed: allocations.Allocation | None = None
         self._has_started = False
         self._off_line_since = self._now()
         self._finished_at: float | None = None
@@ -107,12 +107,12 @@ class Observer:
         """Count anew from now how long a closed pod's job takes to end: it was cancelled just now."""
         self._closed_at = self._now()
 
-    def _mark(self, now: float, state: model.AllocationState | None, *, is_connected: bool) -> None:
+    def _mark(self, now: float, state: allocations.AllocationState | None, *, is_connected: bool) -> None:
         """Remember what is seen for the first time, or is so again."""
         self._follow()
         if is_connected:
             self._off_line_since = now
-        if is_connected or (state is not None and state.phase is model.Phase.STARTED):
+        if is_connected or (state is not None and state.phase is allocations.Phase.STARTED):
             self._has_started = True
         if self._finished_at is None and self._is_finished():
             self._finished_at = now

@@ -19,7 +19,7 @@ from hpk import errors, jobdir
 from hpk.aio import backoff
 from hpk.aio import clock as clocks
 from hpk.images import reference
-from hpk.pods import admit, model, runtime, script, translate
+from hpk.pods import admit, allocations, runtime, script, translate
 from hpk.volumes import plan as volume_plan
 from hpk.volumes import sources
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hpk.network import addresses, sandbox
     from hpk.pods import events
 
-PULL_PAUSES = backoff.Policy(first_seconds=10.0, cap_seconds=300.0)
+PULL_PAUSES = backoff.BackoffPolicy(first_seconds=10.0, cap_seconds=300.0)
 CONFIG_PAUSE_SECONDS = 2.0
 RUNTIME_PAUSE_SECONDS = 15.0
 SHOW_ERROR_SECONDS = 1.0
@@ -49,10 +49,10 @@ class NotReady(errors.HpkError):
         self.waiting, self.seconds = dict(waiting), seconds
 
 
-class Certificates(Protocol):
+class CertificateIssuer(Protocol):
     """An issuer of the agents' certificates."""
 
-    def for_agent(self, uid: str) -> records.Link:
+    def for_agent(self, uid: str) -> records.LinkCredentials:
         """Return a certificate for this pod only."""
 
 
@@ -79,7 +79,7 @@ class Attempts:
 class Ready:
     """A pod whose job can be submitted."""
 
-    work: model.Work
+    work: allocations.Work
     script: str
     images: dict[str, tuple[str, str]]
 
@@ -92,13 +92,13 @@ class Preparer:
         *,
         kube: client.Kube,
         store: store.ImageStore,
-        certificates: Certificates,
+        certificates: CertificateIssuer,
         services: Callable[[], list[dict[str, Any]]],
-        recorder: events.Recorder,
+        recorder: events.EventRecorder,
         site: translate.Site,
         launcher: sandbox.Launcher,
         addresses: addresses.Addresses,
-        state: jobdir.State,
+        state: jobdir.StateDirectory,
         clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
         self._kube, self._store, self._certificates, self._services = kube, store, certificates, services
@@ -160,7 +160,7 @@ class Preparer:
         plan = self._plan(admitted, cluster, ingredients)
         job = self._job(admitted, cluster, plan)
         names = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
-        return Ready(work=model.Work(plan=plan, job=job), script=script.render(job), images=names)
+        return Ready(work=allocations.Work(plan=plan, job=job), script=script.render(job), images=names)
 
     async def prepare_ephemeral(
         self, pod: v1.Pod, container: v1.Container, *, cluster: admit.Cluster, attempts: Attempts
@@ -182,7 +182,7 @@ class Preparer:
         except translate.ContainerConfigError as error:
             raise self._misconfigured(pod, error) from error
 
-    async def token(self, pod: v1.Pod, key: sources.TokenKey) -> sources.Token:
+    async def token(self, pod: v1.Pod, key: sources.TokenKey) -> sources.IssuedToken:
         """Request another token for the pod with the key in its plan (see `sources.token`)."""
         return await sources.token(self._kube, pod, key)
 
@@ -207,7 +207,7 @@ class Preparer:
         self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
         return NotReady({error.container: ("CreateContainerConfigError", str(error))}, seconds=CONFIG_PAUSE_SECONDS)
 
-    def _job(self, admitted: admit.Admitted, cluster: admit.Cluster, plan: records.PodPlan) -> model.JobPlan:
+    def _job(self, admitted: admit.Admitted, cluster: admit.Cluster, plan: records.PodPlan) -> allocations.JobPlan:
         directory = self._state.pod(plan["uid"])
         commands = self._launcher.commands(plan, directory=directory.root)
         where = Path(directory.root)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOG = structlog.get_logger(__name__)
 JITTER = 0.1
-RETRIES = backoff.Policy(first_seconds=0.5, cap_seconds=30.0)
+RETRIES = backoff.BackoffPolicy(first_seconds=0.5, cap_seconds=30.0)
 
 
 class Queue:

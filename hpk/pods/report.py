@@ -36,7 +36,7 @@ class Reporter:
             return written
         return raw
 
-    async def report(self, raw: dict[str, Any], pod: v1.Pod, facts: status.Facts, *, now: datetime) -> str:
+    async def report(self, raw: dict[str, Any], pod: v1.Pod, facts: status.StatusInputs, *, now: datetime) -> str:
         """Write the status that follows from the facts; return the phase that the API server now has.
 
         Raises:

@@ -13,7 +13,7 @@ import jinja2
 from hpk.network import sandbox
 
 if TYPE_CHECKING:
-    from hpk.pods import model
+    from hpk.pods import allocations
 
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.PackageLoader("hpk.pods", "templates"),
@@ -25,7 +25,7 @@ _ENVIRONMENT = jinja2.Environment(
 )
 
 
-def render(plan: model.JobPlan) -> str:
+def render(plan: allocations.JobPlan) -> str:
     """Return the text of the job script."""
     return _ENVIRONMENT.get_template("job.sh.j2").render(
         directives=[directive(name, value) for name, value in plan.directives.items()],

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from hpk import jobdir
     from hpk.aio import clock
-    from hpk.pods import admit, agents, events, gate, model, prepare, report
+    from hpk.pods import admit, agents, allocations, events, gate, prepare, report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class Services:
     beside: Callable[[str, Callable[[], Coroutine[Any, Any, None]]], asyncio.Task[None]]
     cluster: Callable[[], admit.Cluster]
     preparer: prepare.Preparer
-    allocator: model.Allocator
+    allocator: allocations.Allocator
     agents: agents.Agents
     reporter: report.Reporter
-    recorder: events.Recorder
-    state: jobdir.State
+    recorder: events.EventRecorder
+    state: jobdir.StateDirectory
     preparations: asyncio.Semaphore
     submissions: asyncio.Semaphore
     gate: gate.Gate

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hpk.pods import conditions, life, model
+from hpk.pods import allocations, conditions, life
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,18 +34,18 @@ OURS = frozenset(
 """The conditions that the kubelet owns; others are left alone."""
 
 
-FAILURES: Mapping[model.Cause | None, tuple[str, str]] = {
-    model.Cause.CANCELLED: ("Evicted", "was cancelled"),
-    model.Cause.TIME_LIMIT: ("Evicted", "reached its time limit"),
-    model.Cause.OUT_OF_MEMORY: ("OOMKilled", "went over its memory; raise the containers' memory limits"),
-    model.Cause.NODE_FAILED: ("Evicted", "was lost: its compute node failed"),
-    model.Cause.PREEMPTED: ("Evicted", "was preempted"),
+FAILURES: Mapping[allocations.Cause | None, tuple[str, str]] = {
+    allocations.Cause.CANCELLED: ("Evicted", "was cancelled"),
+    allocations.Cause.TIME_LIMIT: ("Evicted", "reached its time limit"),
+    allocations.Cause.OUT_OF_MEMORY: ("OOMKilled", "went over its memory; raise the containers' memory limits"),
+    allocations.Cause.NODE_FAILED: ("Evicted", "was lost: its compute node failed"),
+    allocations.Cause.PREEMPTED: ("Evicted", "was preempted"),
 }
 """The pod's reason and the job's fate, by cause; Argo and others test for ``Evicted``."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class StatusInputs:
     """The facts from which a pod's status is made.
 
     Attributes:
@@ -63,7 +63,7 @@ class Facts:
     started_at: datetime
     waiting: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     report: records.Report | None = None
-    allocation: model.AllocationState | None = None
+    allocation: allocations.AllocationState | None = None
     job_id: str = ""
     failure: tuple[str, str] | None = None
     is_over: bool = False
@@ -72,7 +72,7 @@ class Facts:
     is_changing: bool = False
 
 
-def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
+def status(pod: v1.Pod, facts: StatusInputs, *, now: datetime) -> dict[str, Any]:
     """Return the status that the pod should have; keys to be removed are None."""
     statuses = {c.name: _container(pod, c, facts) for c in pod.all_containers}
     phase = _phase(pod, statuses, facts)
@@ -104,14 +104,14 @@ def status(pod: v1.Pod, facts: Facts, *, now: datetime) -> dict[str, Any]:
     }
 
 
-def _generation(pod: v1.Pod, facts: Facts) -> int:
+def _generation(pod: v1.Pod, facts: StatusInputs) -> int:
     """Return the generation of the running specification; an edit counts once its agent knows it."""
     if facts.is_changing:
         return pod.status.observed_generation or pod.metadata.generation - 1
     return pod.metadata.generation
 
 
-def _stamped(pod: v1.Pod, facts: Facts, found: list[dict[str, Any]], *, now: datetime) -> list[dict[str, Any]]:
+def _stamped(pod: v1.Pod, facts: StatusInputs, found: list[dict[str, Any]], *, now: datetime) -> list[dict[str, Any]]:
     more = {"observedGeneration": _generation(pod, facts), "lastTransitionTime": stamp(now.timestamp())}
     return [condition | more for condition in found]
 
@@ -124,7 +124,7 @@ def stamp(seconds: float) -> str:
 # Containers
 
 
-def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
+def _container(pod: v1.Pod, container: v1.Container, facts: StatusInputs) -> dict[str, Any]:
     record = facts.report["containers"].get(container.name) if facts.report else None
     image, image_id = facts.images.get(container.name, (container.image, ""))
     made: dict[str, Any] = {"name": container.name, "image": image, "imageID": image_id, "restartCount": 0}
@@ -145,7 +145,7 @@ def _container(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
     return _shortened(made, pod, facts)
 
 
-def _shortened(made: dict[str, Any], pod: v1.Pod, facts: Facts) -> dict[str, Any]:
+def _shortened(made: dict[str, Any], pod: v1.Pod, facts: StatusInputs) -> dict[str, Any]:
     """Return the status with termination messages cut to equal parts, like status_manager.go, if they are too long.
 
     The beginning is kept, in whole characters; controllers that store results in messages rely on that. If all messages
@@ -167,7 +167,7 @@ def _length(run: records.Terminated | None) -> int:
     return len(run["message"].encode("utf-8", "replace")) if run else 0
 
 
-def _ephemeral(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
+def _ephemeral(pod: v1.Pod, container: v1.Container, facts: StatusInputs) -> dict[str, Any]:
     """Return an ephemeral container's status; it is neither ready nor started, because nothing waits for it."""
     made = _container(pod, container, facts)
     if made["state"].get("waiting", {}).get("reason") == "PodInitializing":
@@ -175,7 +175,7 @@ def _ephemeral(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, 
     return made | {"ready": False, "started": None}
 
 
-def _first_wait(pod: v1.Pod, container: v1.Container, facts: Facts) -> dict[str, Any]:
+def _first_wait(pod: v1.Pod, container: v1.Container, facts: StatusInputs) -> dict[str, Any]:
     """Return why a container has not started; with init containers, all wait as PodInitializing."""
     reason, message = facts.waiting.get(container.name, ("", ""))
     default = "PodInitializing" if pod.spec.init_containers else "ContainerCreating"
@@ -209,11 +209,11 @@ def _container_id(short: str) -> str | None:
     return f"apptainer://{short}" if short else None
 
 
-def _as_lost(made: dict[str, Any], facts: Facts) -> dict[str, Any]:
+def _as_lost(made: dict[str, Any], facts: StatusInputs) -> dict[str, Any]:
     """Return the container's status in a pod that is over: one that still claims to run is lost."""
     made |= {"ready": False, "started": False}
     running = made["state"].get("running")
-    is_out_of_memory = _cause(facts) is model.Cause.OUT_OF_MEMORY
+    is_out_of_memory = _cause(facts) is allocations.Cause.OUT_OF_MEMORY
     if running is not None:
         reason = "OOMKilled" if is_out_of_memory else LOST
         made["state"] = {"terminated": _lost(running["startedAt"], reason=reason)}
@@ -255,7 +255,7 @@ def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
 # Phase
 
 
-def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) -> str:
+def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: StatusInputs) -> str:
     apps = pod.spec.containers
     if facts.is_over:
         return _final_phase(pod, statuses, facts)
@@ -275,41 +275,41 @@ def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) ->
     return "Running"
 
 
-def _final_phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: Facts) -> str:
+def _final_phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: StatusInputs) -> str:
     """Return the phase of a pod that is over: Succeeded only if every container exited by itself with 0."""
     codes = [conditions.exit_code(statuses[c.name]) for c in pod.spec.containers]
     is_cut_short = _cut_short(facts)
     return "Failed" if is_cut_short or any(code is None or code != 0 for code in codes) else "Succeeded"
 
 
-def _cut_short(facts: Facts) -> bool:
+def _cut_short(facts: StatusInputs) -> bool:
     """Return whether something ended the pod before its containers ended; after a deletion their exit codes decide."""
     ended = facts.report["ended"] if facts.report else None
     if ended and ended["reason"] != "Deleted":
         return True
     cause = _cause(facts)
     is_finished = bool(facts.report and facts.report["finished_at"])
-    return not is_finished and cause not in {None, model.Cause.FINISHED}
+    return not is_finished and cause not in {None, allocations.Cause.FINISHED}
 
 
-def _cause(facts: Facts) -> model.Cause | None:
+def _cause(facts: StatusInputs) -> allocations.Cause | None:
     """Return why the pod's job ended.
 
     With cgroups Slurm reports OUT_OF_MEMORY for any job in which the kernel killed a process, even if the job then
     ended by itself. It is the pod's cause only if one of its containers was killed.
     """
     cause = facts.allocation.cause if facts.allocation else None
-    if cause is model.Cause.OUT_OF_MEMORY and facts.report and facts.report["finished_at"]:
+    if cause is allocations.Cause.OUT_OF_MEMORY and facts.report and facts.report["finished_at"]:
         runs = [record["terminated"] for record in facts.report["containers"].values()]
         if not facts.report["ended"] and not any(run and run["exit_code"] in KILLED for run in runs):
-            return model.Cause.FINISHED
+            return allocations.Cause.FINISHED
     return cause
 
 
 # Reason and message
 
 
-def _why(facts: Facts, phase: str) -> tuple[str, str]:
+def _why(facts: StatusInputs, phase: str) -> tuple[str, str]:
     if facts.failure and phase == "Failed":
         return facts.failure
     state = facts.allocation
@@ -318,13 +318,13 @@ def _why(facts: Facts, phase: str) -> tuple[str, str]:
         return "DeadlineExceeded", ended["message"]
     if phase == "Failed" and (told := job_failure(facts)):
         return told
-    if phase == "Pending" and state and state.phase is model.Phase.QUEUED:
+    if phase == "Pending" and state and state.phase is allocations.Phase.QUEUED:
         why = f": {state.reason}" if state.reason and state.reason != "None" else ""
         return "", f"Slurm job {facts.job_id} is {state.state or 'PENDING'}{why}"
     return "", ""
 
 
-def job_failure(facts: Facts) -> tuple[str, str] | None:
+def job_failure(facts: StatusInputs) -> tuple[str, str] | None:
     """Return (reason, message) of a pod whose job did not end by itself, or None."""
     ended = facts.report["ended"] if facts.report else None
     state = facts.allocation
@@ -349,7 +349,7 @@ COULD_NOT_START = 53
 """Slurm's signal number for a script that slurmstepd could not start, as in ``ExitCode=0:53``."""
 
 
-def how_it_ended(state: model.AllocationState | None) -> str:
+def how_it_ended(state: allocations.AllocationState | None) -> str:
     """Return Slurm's exit code and reason for a job without its agent's record, with their meaning."""
     unrecorded = " and left no record of the pod's end"
     if state is None or state.exit_code is None:
@@ -366,15 +366,15 @@ def how_it_ended(state: model.AllocationState | None) -> str:
     return f"{told}{unrecorded}"
 
 
-def _how_evicted(ended: records.Ended, state: model.AllocationState | None) -> str:
+def _how_evicted(ended: records.EndCause, state: allocations.AllocationState | None) -> str:
     """Return what happened to a job that Slurm still holds although its agent had to end; empty if unknown."""
     if ended["reason"] == "TimeLimit":
         return "reached its time limit"
-    is_queued = state is not None and state.phase is model.Phase.QUEUED
+    is_queued = state is not None and state.phase is allocations.Phase.QUEUED
     return "was requeued; a pod runs only once" if ended["reason"] == "Signalled" and is_queued else ""
 
 
-def is_disrupted(facts: Facts) -> bool:
+def is_disrupted(facts: StatusInputs) -> bool:
     """Return whether the cluster ended the pod, rather than itself or its owner."""
     told = job_failure(facts)
     ended = facts.report["ended"] if facts.report else None

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
     from hpk import jobdir
-    from hpk.pods import model
+    from hpk.pods import allocations
     from hpk.slurm import model as slurm_model
 
 
-class Pods(Protocol):
+class CurrentPods(Protocol):
     """The node's current pods."""
 
     def is_known(self, uid: str) -> bool:
@@ -53,7 +53,7 @@ def carries(job: slurm_model.Job, uid: str) -> bool:
     return is_there and is_ours and job.id.isdigit()
 
 
-def places(state: jobdir.State) -> frozenset[str]:
+def places(state: jobdir.StateDirectory) -> frozenset[str]:
     """Return the spellings of the directory that holds all pods' directories; blocks, so run it in a thread."""
     return frozenset({state.pods, os.path.realpath(state.pods)})
 
@@ -72,8 +72,8 @@ def find(
     jobs: Mapping[str, list[slurm_model.Job]],
     *,
     left: Container[str],
-    followed: Mapping[str, model.Allocation],
-    pods: Pods,
+    followed: Mapping[str, allocations.Allocation],
+    pods: CurrentPods,
 ) -> Iterator[Stray]:
     """Yield the jobs that certainly belong to no pod.
 

@@ -1,4 +1,4 @@
-"""One Slurm job for each pod: today's allocator (see `model.Allocator`).
+"""One Slurm job for each pod: today's allocator (see `allocations.Allocator`).
 
 It adopts before it submits. A pod's directory is created once. If it exists already, from before a restart or from an
 sbatch without an answer, the agent's claim names its job; without a claim, Slurm is asked for a job in that directory
@@ -19,7 +19,7 @@ import structlog
 
 from hpk import errors, jobdir
 from hpk.aio import clock as clocks
-from hpk.pods import model, strays
+from hpk.pods import allocations, strays
 from hpk.slurm import model as slurm_model
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ LOG = structlog.get_logger(__name__)
 FIRST_LOOK_SECONDS = 3.0
 """The delay of the first query after a submission: by then most jobs have started and reported by themselves."""
 CAUSES = {
-    slurm_model.JobState.CANCELLED: model.Cause.CANCELLED,
-    slurm_model.JobState.TIMEOUT: model.Cause.TIME_LIMIT,
-    slurm_model.JobState.DEADLINE: model.Cause.TIME_LIMIT,
-    slurm_model.JobState.OUT_OF_MEMORY: model.Cause.OUT_OF_MEMORY,
-    slurm_model.JobState.NODE_FAIL: model.Cause.NODE_FAILED,
-    slurm_model.JobState.BOOT_FAIL: model.Cause.NODE_FAILED,
-    slurm_model.JobState.PREEMPTED: model.Cause.PREEMPTED,
+    slurm_model.JobState.CANCELLED: allocations.Cause.CANCELLED,
+    slurm_model.JobState.TIMEOUT: allocations.Cause.TIME_LIMIT,
+    slurm_model.JobState.DEADLINE: allocations.Cause.TIME_LIMIT,
+    slurm_model.JobState.OUT_OF_MEMORY: allocations.Cause.OUT_OF_MEMORY,
+    slurm_model.JobState.NODE_FAIL: allocations.Cause.NODE_FAILED,
+    slurm_model.JobState.BOOT_FAIL: allocations.Cause.NODE_FAILED,
+    slurm_model.JobState.PREEMPTED: allocations.Cause.PREEMPTED,
 }
 
 
@@ -51,17 +51,17 @@ class JobPerPod:
         slurm: client.Slurm,
         jobs: poller.Poller,
         *,
-        state: jobdir.State,
+        state: jobdir.StateDirectory,
         on_change: Callable[[str], None],
         clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
         self._slurm, self._jobs, self._state, self._on_change, self._clock = slurm, jobs, state, on_change, clock
         # By allocation, not by id: Slurm may reuse an id.
-        self._stops: dict[model.Allocation, Callable[[], None]] = {}
-        self._followed: dict[str, model.Allocation] = {}
-        self._submitted: set[model.Allocation] = set()
+        self._stops: dict[allocations.Allocation, Callable[[], None]] = {}
+        self._followed: dict[str, allocations.Allocation] = {}
+        self._submitted: set[allocations.Allocation] = set()
 
-    async def find(self, uid: str) -> model.Allocation | None:
+    async def find(self, uid: str) -> allocations.Allocation | None:
         """Return the pod's job according to its directory and Slurm, or None if it has none.
 
         Raises:
@@ -78,9 +78,9 @@ class JobPerPod:
         if recorded != job_id:
             LOG.info("Adopted a job", uid=uid, job=job_id)
             await self._record(uid, job_id, submitted_at=0.0)
-        return model.Allocation(job_id=job_id, uid=uid)
+        return allocations.Allocation(job_id=job_id, uid=uid)
 
-    async def claimant(self, uid: str) -> model.Allocation | None:
+    async def claimant(self, uid: str) -> allocations.Allocation | None:
         """Return the job that the agent claimed before it ran anything; None without a readable claim.
 
         slurmctld forgets jobs (MinJobAge); the claim stays.
@@ -89,7 +89,7 @@ class JobPerPod:
             errors.Retryable: The claim cannot be read.
         """
         job_id = await self._claimed(uid)
-        return model.Allocation(job_id=job_id, uid=uid) if job_id else None
+        return allocations.Allocation(job_id=job_id, uid=uid) if job_id else None
 
     async def _claimed(self, uid: str) -> str:
         try:
@@ -108,12 +108,12 @@ class JobPerPod:
         job_id = submission.get("job_id") if submission else None
         return job_id if isinstance(job_id, str) and job_id.isdigit() else ""
 
-    async def allocate(self, uid: str, *, script: str) -> model.Allocation:
+    async def allocate(self, uid: str, *, script: str) -> allocations.Allocation:
         """Submit the pod's job at most once; `find` handles a lost answer."""
         directory = self._state.pod(uid)
         began_at = self._clock.time()
         job_id = await self._slurm.submit(script, directory=Path(directory.root))
-        made = model.Allocation(job_id=job_id, uid=uid)
+        made = allocations.Allocation(job_id=job_id, uid=uid)
         self._submitted.add(made)
         await self._record(uid, job_id, submitted_at=began_at)
         return made
@@ -127,7 +127,7 @@ class JobPerPod:
         except OSError as error:
             LOG.warning("Cannot note a pod's job", uid=uid, job=job_id, path=path, error=str(error))
 
-    async def release(self, allocation: model.Allocation, *, only_queued: bool = False) -> None:
+    async def release(self, allocation: allocations.Allocation, *, only_queued: bool = False) -> None:
         """Cancel the job, or only if it is still queued; never another job with the same id.
 
         Raises:
@@ -137,7 +137,7 @@ class JobPerPod:
             await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
             self.hurry()
 
-    async def _has_number(self, allocation: model.Allocation) -> bool:
+    async def _has_number(self, allocation: allocations.Allocation) -> bool:
         """Return whether the id is the allocation's job's, according to sbatch or the newest snapshot."""
         sighting = self._sighting(allocation)
         if sighting is None and allocation in self._submitted:
@@ -147,45 +147,45 @@ class JobPerPod:
             sighting = self._sighting(allocation)
         return sighting is not None and sighting.job is not None
 
-    async def ask_to_end(self, allocation: model.Allocation) -> None:
+    async def ask_to_end(self, allocation: allocations.Allocation) -> None:
         """Send the job's script the signal that makes its agent end the pod; never another pod's."""
         if await self._has_number(allocation):
             await self._slurm.cancel(allocation.job_id, signal=str(jobdir.END_SIGNAL))
 
-    async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
+    async def recall(self, allocation: allocations.Allocation) -> allocations.AllocationState | None:
         """Return what scontrol, or else sacct, reports about a job that is over."""
         found = await self._slurm.details(allocation.job_id)
         if found is None or not _is_of(found, allocation):
             found = (await self._slurm.accounting([allocation.job_id])).get(allocation.job_id)
         return state_of(found) if found is not None and found.state.is_over and _is_of(found, allocation) else None
 
-    def observe(self, allocation: model.Allocation) -> model.AllocationState:
+    def observe(self, allocation: allocations.Allocation) -> allocations.AllocationState:
         """Return the state from the poller's newest answer."""
         sighting = self._sighting(allocation)
         if sighting is None:
-            return model.AllocationState(phase=model.Phase.UNKNOWN)
+            return allocations.AllocationState(phase=allocations.Phase.UNKNOWN)
         if sighting.job is None:
-            return model.AllocationState(phase=model.Phase.GONE)
+            return allocations.AllocationState(phase=allocations.Phase.GONE)
         return state_of(sighting.job)
 
-    def _sighting(self, allocation: model.Allocation) -> poller.Sighting | None:
+    def _sighting(self, allocation: allocations.Allocation) -> poller.Sighting | None:
         return self._jobs.sighting(allocation.job_id, is_it=lambda job: _is_of(job, allocation))
 
-    def watch(self, uid: str, allocation: model.Allocation) -> None:
+    def watch(self, uid: str, allocation: allocations.Allocation) -> None:
         """Mark the pod at each change of its job, and query Slurm soon, so that its owner learns why the job waits."""
         self._stop_watching(allocation)
         self._followed[uid] = allocation
         self._stops[allocation] = self._jobs.watch(allocation.job_id, lambda: self._on_change(uid))
         self._jobs.ask_soon(after_seconds=FIRST_LOOK_SECONDS)
 
-    def forget(self, allocation: model.Allocation) -> None:
+    def forget(self, allocation: allocations.Allocation) -> None:
         """Stop following the job."""
         if self._followed.get(allocation.uid) == allocation:
             del self._followed[allocation.uid]
         self._submitted.discard(allocation)
         self._stop_watching(allocation)
 
-    def _stop_watching(self, allocation: model.Allocation) -> None:
+    def _stop_watching(self, allocation: allocations.Allocation) -> None:
         if stop := self._stops.pop(allocation, None):
             stop()
 
@@ -193,7 +193,7 @@ class JobPerPod:
         """Make the poller ask soon, or within this time."""
         self._jobs.ask_soon(after_seconds=after_seconds)
 
-    async def sweep(self, pods: strays.Pods) -> None:
+    async def sweep(self, pods: strays.CurrentPods) -> None:
         """Cancel the jobs that lost answers left in the queue, after each of Slurm's answers, until cancelled.
 
         The pods must have been listed once.
@@ -223,15 +223,15 @@ class JobPerPod:
             LOG.warning("Cannot cancel it, will try again", job=stray.job_id, error=str(error))
 
 
-def state_of(job: slurm_model.Job) -> model.AllocationState:
+def state_of(job: slurm_model.Job) -> allocations.AllocationState:
     """Return the allocation state that follows from a job's state."""
     if not job.state.is_over:
-        return model.AllocationState(
+        return allocations.AllocationState(
             phase=_phase(job.state), is_ending=job.state.is_ending, state=job.state.value, reason=job.reason
         )
-    cause = CAUSES.get(job.state, model.Cause.FINISHED)
-    return model.AllocationState(
-        phase=model.Phase.ENDED,
+    cause = CAUSES.get(job.state, allocations.Cause.FINISHED)
+    return allocations.AllocationState(
+        phase=allocations.Phase.ENDED,
         cause=cause,
         state=job.state.value,
         reason=job.reason,
@@ -241,14 +241,14 @@ def state_of(job: slurm_model.Job) -> model.AllocationState:
     )
 
 
-def _phase(state: slurm_model.JobState) -> model.Phase:
+def _phase(state: slurm_model.JobState) -> allocations.Phase:
     if state is slurm_model.JobState.UNKNOWN:
-        return model.Phase.UNKNOWN
+        return allocations.Phase.UNKNOWN
     is_queued = state.is_queued or state is slurm_model.JobState.CONFIGURING
-    return model.Phase.QUEUED if is_queued else model.Phase.STARTED
+    return allocations.Phase.QUEUED if is_queued else allocations.Phase.STARTED
 
 
-def _is_of(job: slurm_model.Job, allocation: model.Allocation) -> bool:
+def _is_of(job: slurm_model.Job, allocation: allocations.Allocation) -> bool:
     """Return whether a job with the allocation's id is the allocation's; without a UID, the id must suffice."""
     return not allocation.uid or strays.carries(job, allocation.uid)
 
@@ -268,7 +268,7 @@ def chosen(jobs: Iterable[slurm_model.Job], *, uid: str, claimed: str = "", reco
     return min(mine, key=lambda job: (job.state.is_over, job.state.is_queued, job.id != recorded, -int(job.id))).id
 
 
-def write_work(directory: jobdir.PodDirectory, work: model.Work, script: str) -> None:
+def write_work(directory: jobdir.PodDirectory, work: allocations.Work, script: str) -> None:
     """Write the job's files. From then on the directory shows that a job may exist, even after a power failure.
 
     Raises:

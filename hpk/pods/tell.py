@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpk.pods import life, model, status
+from hpk.pods import allocations, life, status
 
 if TYPE_CHECKING:
     from hpk.kube import v1
     from hpk.pods import events
 
 
-class Told:
+class PodEvents:
     """A recorder of each event of a pod, once."""
 
-    def __init__(self, recorder: events.Recorder) -> None:
+    def __init__(self, recorder: events.EventRecorder) -> None:
         self._recorder = recorder
         self._newest = 0
         self._queue = ""
 
-    def tell(self, pod: v1.Pod, facts: status.Facts) -> None:
+    def tell(self, pod: v1.Pod, facts: status.StatusInputs) -> None:
         """Record new agent events, and a new reason why the job waits."""
         for event in facts.report["events"] if facts.report else []:
             if event["number"] > self._newest:
@@ -35,12 +35,12 @@ class Told:
                     count=event.get("count", 1),
                 )
         state = facts.allocation
-        if state and state.phase is model.Phase.QUEUED and state.reason not in {"", "None", self._queue}:
+        if state and state.phase is allocations.Phase.QUEUED and state.reason not in {"", "None", self._queue}:
             self._queue = state.reason
             message = f"Slurm job {facts.job_id} is {state.state}: {state.reason}"
             self._recorder.tell(pod, "Normal", "Queued", message)
 
-    def tell_end(self, pod: v1.Pod, facts: status.Facts) -> None:
+    def tell_end(self, pod: v1.Pod, facts: status.StatusInputs) -> None:
         """Record why the pod failed, unless the pod or its owner caused it or an event has reported it."""
         has_been_told = facts.failure is not None and facts.failure[0] != life.EXCEEDED.reason  # see Launch.fail
         if has_been_told or pod.metadata.deletion_timestamp is not None:

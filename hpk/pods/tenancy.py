@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from hpk.pods import lastwords, model
+from hpk.pods import allocations, postmortem
 
 if TYPE_CHECKING:
     from hpk import records
@@ -28,16 +28,16 @@ class Tenancy:
 
     def __init__(self, uid: str, used: services.Services) -> None:
         self.uid, self._s = uid, used
-        self.allocation: model.Allocation | None = None
+        self.allocation: allocations.Allocation | None = None
         self.is_adopted = False
         self.has_looked = False
         self.was_alive = False
         self._inquiry = self._inquire()
 
-    def _inquire(self) -> lastwords.Inquiry:
-        return lastwords.Inquiry(self._s.allocator, self._s.state.pod(self.uid), self._s.clock)
+    def _inquire(self) -> postmortem.Inquiry:
+        return postmortem.Inquiry(self._s.allocator, self._s.state.pod(self.uid), self._s.clock)
 
-    async def find(self) -> model.Allocation | None:
+    async def find(self) -> allocations.Allocation | None:
         """Return the allocation that holds the pod already, by its directory and by Slurm; None if there is none.
 
         Raises:
@@ -46,7 +46,7 @@ class Tenancy:
         """
         return await self._s.allocator.find(self.uid)
 
-    async def submit(self, script: str) -> model.Allocation:
+    async def submit(self, script: str) -> allocations.Allocation:
         """Ask for an allocation; from here on one may exist, whatever this raises.
 
         Raises:
@@ -59,7 +59,7 @@ class Tenancy:
         self.take(made, is_adopted=False)
         return made
 
-    def take(self, allocation: model.Allocation, *, is_adopted: bool) -> None:
+    def take(self, allocation: allocations.Allocation, *, is_adopted: bool) -> None:
         """Follow this allocation from now on."""
         if self.allocation is not None:
             self._s.allocator.forget(self.allocation)
@@ -67,16 +67,16 @@ class Tenancy:
         self._s.allocator.watch(self.uid, allocation)
 
     @property
-    def state(self) -> model.AllocationState | None:
+    def state(self) -> allocations.AllocationState | None:
         """What Slurm says of the job, or, once it is over, what is known of its end; None without a job."""
         if self.allocation is None:
             return None
         state = self.words.state if self.words else self._s.allocator.observe(self.allocation)
-        self.was_alive = self.was_alive or state.phase in {model.Phase.QUEUED, model.Phase.STARTED}
+        self.was_alive = self.was_alive or state.phase in {allocations.Phase.QUEUED, allocations.Phase.STARTED}
         return state
 
     @property
-    def words(self) -> lastwords.LastWords | None:
+    def words(self) -> postmortem.LastWords | None:
         """What is known of the job's end; None as long as that is not known."""
         return self._inquiry.words
 
@@ -95,7 +95,7 @@ class Tenancy:
             return None
         is_urgent = pod.metadata.deletion_timestamp is not None
         words = await self._inquiry.learn(self.allocation, is_urgent=is_urgent)
-        return lastwords.report(pod, words, newest, now=self._s.clock.time()) if words else None
+        return postmortem.report(pod, words, newest, now=self._s.clock.time()) if words else None
 
     async def follow_the_claimant(self, newest: records.Report | None) -> None:
         """Where a lost answer has led to two jobs, follow the one that runs the pod; the other leaves by itself."""

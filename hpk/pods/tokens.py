@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpk.pods import services
     from hpk.volumes import sources
 
-    Request = Callable[[v1.Pod, sources.TokenKey], Awaitable[sources.Token]]
+    Request = Callable[[v1.Pod, sources.TokenKey], Awaitable[sources.IssuedToken]]
 
 LOG = structlog.get_logger(__name__)
 
@@ -122,7 +122,7 @@ async def renew(plan: records.PodPlan, pod: v1.Pod, *, request: Request, now: fl
     Raises:
         errors.HpkError: The API server is unreachable, or refuses.
     """
-    fresh: dict[sources.TokenKey, sources.Token] = {}
+    fresh: dict[sources.TokenKey, sources.IssuedToken] = {}
     for file in files_with_tokens(plan):
         asked = file["token"]
         if asked["renew_at"] > now:

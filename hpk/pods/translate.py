@@ -9,7 +9,7 @@ import msgspec
 
 from hpk import errors, jobdir
 from hpk.kube import quantity, v1
-from hpk.pods import admit, disk, environment, model, resources, warning
+from hpk.pods import admit, allocations, disk, environment, resources, warning
 from hpk.slurm import flags
 from hpk.volumes import plan as volume_plan
 
@@ -73,7 +73,7 @@ class Fetched:
 class Ingredients(Fetched):
     """Everything fetched for one pod."""
 
-    link: records.Link
+    link: records.LinkCredentials
     started_at: datetime
     address: records.Address | None = None
 
@@ -243,7 +243,7 @@ def _image_path(image: images.Image, site: Site) -> str:
     return f"{jobdir.SANDBOX_HOST}{image.file}"
 
 
-def _user(pod: v1.Pod, container: v1.Container, image: images.Image) -> records.User:
+def _user(pod: v1.Pod, container: v1.Container, image: images.Image) -> records.ProcessUser:
     mine, theirs = container.security_context, pod.spec.security_context
     uid = mine.run_as_user if mine.run_as_user is not None else theirs.run_as_user
     gid = mine.run_as_group if mine.run_as_group is not None else theirs.run_as_group
@@ -313,7 +313,7 @@ def dns(pod: v1.Pod) -> records.Dns | None:
 
 
 def directives(
-    admitted: admit.Admitted, *, directory: Path, capacity: slurm_model.Capacity | None = None
+    admitted: admit.Admitted, *, directory: Path, capacity: slurm_model.ClusterCapacity | None = None
 ) -> dict[str, str | None]:
     """Return the job's ``#SBATCH`` options: ours, overridden by the settings' and then by the pod's own.
 
@@ -346,10 +346,10 @@ def job_plan(
     site: Site,
     directory: Path,
     commands: sandbox.Commands,
-    capacity: slurm_model.Capacity | None = None,
-) -> model.JobPlan:
+    capacity: slurm_model.ClusterCapacity | None = None,
+) -> allocations.JobPlan:
     """Return the plan that ``script.sh`` is rendered from."""
-    return model.JobPlan(
+    return allocations.JobPlan(
         directives=directives(admitted, directory=directory, capacity=capacity),
         prelude=site.prelude,
         directory=directory,

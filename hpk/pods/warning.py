@@ -46,7 +46,7 @@ class Early:
     plan: records.Warning
 
 
-def early(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity | None = None) -> Early:
+def early(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.ClusterCapacity | None = None) -> Early:
     """Return the early warning of the pod's job; a job without a limit has its partition's default."""
     wanted = options.get("signal")
     asked = flags.signal_of(wanted) if wanted else None
@@ -68,7 +68,7 @@ def early(pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.
 
 
 def shortened(
-    pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.Capacity | None = None
+    pod: v1.Pod, options: Mapping[str, str | None], capacity: slurm_model.ClusterCapacity | None = None
 ) -> str | None:
     """Return a warning if the pod has less than its grace when its job nears its time limit; else None."""
     grace, limit = pod.spec.termination_grace_period_seconds, _limit(options, capacity)
@@ -83,7 +83,7 @@ def shortened(
     )
 
 
-def _limit(options: Mapping[str, str | None], capacity: slurm_model.Capacity | None) -> int | None:
+def _limit(options: Mapping[str, str | None], capacity: slurm_model.ClusterCapacity | None) -> int | None:
     """Return the shortest time limit that the job may get; None where it has none, or none is known.
 
     Slurm may lower it as far as ``--time-min`` says, if the job then starts earlier.
@@ -98,7 +98,7 @@ def _asked(text: str | None) -> int | None:
     return -(-seconds // 60) * 60 if seconds else None  # Slurm counts whole minutes, and takes 0 for no limit
 
 
-def _of_partitions(options: Mapping[str, str | None], capacity: slurm_model.Capacity | None) -> int | None:
+def _of_partitions(options: Mapping[str, str | None], capacity: slurm_model.ClusterCapacity | None) -> int | None:
     """Return the limit of a job that names none; of several partitions any may run it."""
     if capacity is None:
         return None

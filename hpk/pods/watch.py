@@ -110,7 +110,7 @@ class Pods:
             await self._mark_leftovers(used.state)
             group.create_task(self.queue.run(), name="pods queue")
 
-    async def _mark_leftovers(self, state: jobdir.State) -> None:
+    async def _mark_leftovers(self, state: jobdir.StateDirectory) -> None:
         """Mark pods that have a directory but no object: they were deleted while no kubelet ran."""
         try:
             uids = await asyncio.to_thread(os.listdir, state.pods)

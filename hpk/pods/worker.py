@@ -15,7 +15,7 @@ import structlog
 
 from hpk import errors
 from hpk.kube import v1
-from hpk.pods import edits, ephemeral, gate, launch, life, model, observe, status, tell, tenancy, termination
+from hpk.pods import allocations, edits, ephemeral, gate, launch, life, observe, status, tell, tenancy, termination
 
 if TYPE_CHECKING:
     from hpk.pods import services
@@ -39,7 +39,7 @@ class Worker:
         self._termination = termination.Termination(uid, used, self._tenancy)
         self._ephemeral = ephemeral.Ephemeral(uid, used)
         self._edits = edits.Edits(uid, used)
-        self._told = tell.Told(used.recorder)
+        self._told = tell.PodEvents(used.recorder)
         self.is_done = False
 
     async def sync(self) -> float | None:
@@ -94,9 +94,9 @@ class Worker:
             seen = self._observer.observe(raw, pod, failure)
         return seen
 
-    def _facts(self, pod: v1.Pod, seen: life.Observation) -> status.Facts:
+    def _facts(self, pod: v1.Pod, seen: life.Observation) -> status.StatusInputs:
         """Return what the pod's status is made of."""
-        return status.Facts(
+        return status.StatusInputs(
             started_at=self._observer.started_at or self._s.clock.now(),
             waiting={**self._launch.waiting, **self._ephemeral.waiting},
             report=seen.report,
@@ -191,9 +191,9 @@ class Worker:
             self._count(pod, facts)
         return phase
 
-    def _count(self, pod: v1.Pod, facts: status.Facts) -> None:
+    def _count(self, pod: v1.Pod, facts: status.StatusInputs) -> None:
         """Have a controller's next pods wait where one that should run for ever has failed at once."""
-        is_own_fault = facts.allocation is not None and facts.allocation.cause in {None, *model.OWN_FAULT}
+        is_own_fault = facts.allocation is not None and facts.allocation.cause in {None, *allocations.OWN_FAULT}
         lived = self._s.clock.time() - facts.report["started_at"] if facts.report else 0.0
         is_deleted = pod.metadata.deletion_timestamp is not None
         if is_own_fault and pod.spec.restart_policy == "Always" and not is_deleted and lived < gate.AT_ONCE_SECONDS:

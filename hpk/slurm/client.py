@@ -61,7 +61,7 @@ class Slurm:
             )
         raise await self._refusal(result)
 
-    async def _refusal(self, result: runner.Result) -> errors.HpkError:
+    async def _refusal(self, result: runner.CommandResult) -> errors.HpkError:
         text = result.error
         if refusals.is_passing(text):
             return errors.SlurmUnavailable(
@@ -186,7 +186,7 @@ class Slurm:
         codes: list[int | None] = json.loads((await self._query("tunnels")).text)
         return bool(codes) and codes[-1] is not None
 
-    async def capacity(self) -> model.Capacity:
+    async def capacity(self) -> model.ClusterCapacity:
         """Return the nodes, the partitions and the total resources of the usable nodes."""
         result = await self._query("sinfo", "--local", "--noheader", "--Node", f"--format={parse.SINFO_FORMAT}")
         capacity = parse.capacity(result.text)
@@ -213,7 +213,7 @@ class Slurm:
         """Return how long Slurm waits between SIGTERM and SIGKILL (KillWait in slurm.conf)."""
         return parse.kill_wait_seconds((await self._query("scontrol", "show", "config")).text)
 
-    async def _query(self, command: str, *arguments: str) -> runner.Result:
+    async def _query(self, command: str, *arguments: str) -> runner.CommandResult:
         result = await self._runner.run(command, *arguments)
         if result.end == "exited" and result.code == 0:
             return result
@@ -223,7 +223,7 @@ class Slurm:
         )
 
 
-def _check_read(result: runner.Result, command: str, found: Sized) -> None:
+def _check_read(result: runner.CommandResult, command: str, found: Sized) -> None:
     """Reject an unreadable answer: taken for an empty one, it would mean that all jobs are gone.
 
     Raises:
@@ -236,7 +236,7 @@ def _check_read(result: runner.Result, command: str, found: Sized) -> None:
         )
 
 
-def _is_answer(result: runner.Result) -> bool:
+def _is_answer(result: runner.CommandResult) -> bool:
     """Return whether the command succeeded, or reports that the job is gone."""
     gone = ("Invalid job id", "already completing", "already finished")
     return result.end == "exited" and (result.code == 0 or any(words in result.error for words in gone))

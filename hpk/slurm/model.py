@@ -158,7 +158,7 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capacity:
+class ClusterCapacity:
     """The cluster: its nodes and partitions, and the totals of its usable nodes."""
 
     cpus: int

@@ -201,7 +201,7 @@ def is_usable(word: str) -> bool:
     return "*" not in word and re.sub(r"[^a-z_+]", "", word.lower()).split("+", maxsplit=1)[0] not in UNUSABLE_STATES
 
 
-def capacity(text: str) -> model.Capacity:
+def capacity(text: str) -> model.ClusterCapacity:
     """Return the cluster from ``sinfo --Node`` in :data:`SINFO_FORMAT`, counting each node once."""
     nodes: dict[str, model.Node] = {}
     facts: dict[str, tuple[bool, bool, str, str]] = {}
@@ -226,7 +226,7 @@ def capacity(text: str) -> model.Capacity:
     for node in usable:
         for name, count in node.gres.items():
             totals[name] = totals.get(name, 0) + count
-    return model.Capacity(
+    return model.ClusterCapacity(
         cpus=sum(node.cpus for node in usable),
         memory_bytes=sum(node.memory_bytes for node in usable),
         gres=totals,

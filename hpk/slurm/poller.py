@@ -35,7 +35,7 @@ RATE_LIMIT_FACTOR = 4
 log = structlog.get_logger(__name__)
 
 
-class Source(Protocol):
+class JobSource(Protocol):
     """The poller's source of jobs, normally :class:`hpk.slurm.client.Slurm`."""
 
     async def jobs(self) -> dict[str, model.Job]:
@@ -84,18 +84,18 @@ class Poller:
 
     def __init__(
         self,
-        source: Source,
+        source: JobSource,
         *,
         poll_seconds: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
-        policy: backoff.Policy | None = None,
+        policy: backoff.BackoffPolicy | None = None,
     ) -> None:
         self.snapshot: Snapshot | None = None
         self.error: errors.SlurmUnavailable | None = None
         self._source = source
         self._poll_seconds = self._pause_seconds = poll_seconds
         self._clock = clock
-        self._backoff = backoff.Backoff(policy or backoff.Policy(first_seconds=2.0, cap_seconds=120.0))
+        self._backoff = backoff.Backoff(policy or backoff.BackoffPolicy(first_seconds=2.0, cap_seconds=120.0))
         self._not_before = clock()
         self._asked_at = float("-inf")  # of the last query that ended, answered or not
         self._due_at = clock()

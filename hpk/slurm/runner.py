@@ -23,7 +23,7 @@ MARGIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CommandResult:
     """A command's result; ``end`` is ``exited``, ``timeout``, ``overflow`` or ``failed``, see the protocol."""
 
     code: int
@@ -77,7 +77,7 @@ class Runner(Protocol):
         stdin: bytes = b"",
         directory: Path | None = None,
         timeout_seconds: float = QUERY_SECONDS,
-    ) -> Result:
+    ) -> CommandResult:
         """Run a command.
 
         Raises:
@@ -86,7 +86,7 @@ class Runner(Protocol):
         ...
 
 
-class Gateway:
+class GatewayClient:
     """The client of the gateway's socket; each request has its own connection, so any number can run at once."""
 
     def __init__(self, path: Path) -> None:
@@ -99,7 +99,7 @@ class Gateway:
         stdin: bytes = b"",
         directory: Path | None = None,
         timeout_seconds: float = QUERY_SECONDS,
-    ) -> Result:
+    ) -> CommandResult:
         """Run a command on the host; cancelling ends it there.
 
         Raises:
@@ -129,7 +129,7 @@ class Gateway:
             ) from error
 
 
-async def _answer(reader: asyncio.StreamReader, command: str) -> Result:
+async def _answer(reader: asyncio.StreamReader, command: str) -> CommandResult:
     (size,) = protocol.LENGTH.unpack(await reader.readexactly(protocol.LENGTH.size))
     head = json.loads(await reader.readexactly(size))
     stdout = await reader.readexactly(head["stdout"])
@@ -137,4 +137,4 @@ async def _answer(reader: asyncio.StreamReader, command: str) -> Result:
     if head["end"] == "refused":
         why = stderr.decode("utf-8", "replace")
         raise errors.SlurmUnavailable(f"Cannot run {command} through the gateway: {why}")
-    return Result(code=head["code"], stdout=stdout, stderr=stderr, end=head["end"])
+    return CommandResult(code=head["code"], stdout=stdout, stderr=stderr, end=head["end"])

@@ -34,7 +34,7 @@ TokenKey = tuple[str, int]  # audience and lifetime in seconds
 
 
 @dataclass(frozen=True)
-class Token:
+class IssuedToken:
     """A service account's token, and the time of its renewal (Unix seconds)."""
 
     text: str
@@ -57,7 +57,7 @@ class Sources:
 
     config_maps: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     secrets: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    tokens: dict[TokenKey, Token] = field(default_factory=dict)
+    tokens: dict[TokenKey, IssuedToken] = field(default_factory=dict)
     bundles: dict[bundles.Key, str | None] = field(default_factory=dict)
 
 
@@ -156,7 +156,7 @@ async def _read(kube: client.Kube, kind: str, namespace: str, name: str) -> dict
     return None
 
 
-async def token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> Token:
+async def token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> IssuedToken:
     """Request a token of the pod's service account, bound to the pod.
 
     Raises:
@@ -177,7 +177,7 @@ async def token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> Token:
                 raise
             await asyncio.sleep(pause)
         else:
-            return Token(str(status["token"]), _renew_at(status, now=time.time(), seconds=seconds))
+            return IssuedToken(str(status["token"]), _renew_at(status, now=time.time(), seconds=seconds))
     raise AssertionError("unreachable")
 
 

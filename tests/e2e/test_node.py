@@ -54,7 +54,7 @@ class World:
     kubectl: Path
     admin: client.Kube
     pods: fakes.FakePods
-    state: jobdir.State
+    state: jobdir.StateDirectory
     node: node.NodeController
 
     async def run_pod(self, name: str, *, status: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ async def _world(state: Path, binaries: dict[str, str]) -> AsyncIterator[World]:
             await client.Kube.from_kubeconfig(ours.layout.kubeconfig("admin")) as admin,
         ):
             pods = fakes.FakePods()
-            facts = nodestatus.Facts(
+            facts = nodestatus.NodeFacts(
                 name="hpk",
                 host=host.read(identity="test"),
                 address=ours.api_address,
@@ -128,7 +128,7 @@ async def _world(state: Path, binaries: dict[str, str]) -> AsyncIterator[World]:
                 max_pods=1000,
                 taints=({"key": "example.com/only", "effect": "PreferNoSchedule"},),
             )
-            controller = node.NodeController(kubelet, facts, lambda: nodestatus.Observation(capacity=Cluster()))
+            controller = node.NodeController(kubelet, facts, lambda: nodestatus.NodeObservation(capacity=Cluster()))
             api = server.KubeletServer(
                 pods,
                 state=settings.directory,

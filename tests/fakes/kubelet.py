@@ -73,7 +73,7 @@ class Reviews:
     def review(
         self, kind: str, raw: dict[str, Any], *, old: dict[str, Any] | None = None, part: str = ""
     ) -> tuple[str | None, list[str]]:
-        """As :class:`hpk.node.reviewer.Reviewer`."""
+        """As :class:`hpk.node.webhook.AdmissionReviewer`."""
         if old is not None:
             return f"no such change of {part or 'it'}", []
         if raw["metadata"]["name"] == "ugly":
@@ -87,7 +87,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.pods = fakes.FakePods()
-        self.state = jobdir.State(str(root / "state"))
+        self.state = jobdir.StateDirectory(str(root / "state"))
         self.ca = issue("ca")
         self.kube = kube.FakeKube()
         self.kube.reactions[auth.ACCESS_REVIEWS] = lambda body: {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from hpk.link import peer, sessions
+    from hpk.link import agent_end, sessions
 
 TIMEOUT = 60.0
 
@@ -107,7 +107,7 @@ class Kubelet:
         *,
         certificate_of: str | None = None,
         trust: Authority | None = None,
-        serve: Callable[[sessions.Request, peer.Peer], Awaitable[sessions.Ended]] | None = None,
+        serve: Callable[[sessions.Request, agent_end.Peer], Awaitable[sessions.Ended]] | None = None,
         on_clock: Callable[[float], bool] = lambda _: False,
     ) -> client.LinkClient:
         """An agent."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hpk import errors, jobdir
 from hpk.aio import backoff
 from hpk.kube import v1
-from hpk.pods import admit, agents, correlate, events, gate, model, prepare, report, services, watch
+from hpk.pods import admit, agents, allocations, correlate, events, gate, prepare, report, services, watch
 from tests import virtual, waiting
 from tests.fakes import kube
 
@@ -25,7 +25,7 @@ SECONDS = 3600.0
 LONGEST_LOOK_SECONDS = 0.25
 
 
-QUICK = backoff.Policy(first_seconds=0.01, cap_seconds=0.02)
+QUICK = backoff.BackoffPolicy(first_seconds=0.01, cap_seconds=0.02)
 """As long as a closed lane of the gate holds pods here."""
 
 
@@ -37,9 +37,9 @@ class FakeAllocator:
     """
 
     def __init__(self) -> None:
-        self.jobs: dict[str, model.AllocationState] = {}
+        self.jobs: dict[str, allocations.AllocationState] = {}
         self.submitted: list[str] = []
-        self.accounted: dict[str, model.AllocationState] = {}
+        self.accounted: dict[str, allocations.AllocationState] = {}
         self.silent = 0
         self.released: list[str] = []
         self.signalled: list[str] = []
@@ -52,14 +52,14 @@ class FakeAllocator:
         self._watches: dict[str, Callable[[], None]] = {}
         self.on_change: Callable[[str], None] = lambda _uid: None
 
-    async def find(self, uid: str) -> model.Allocation | None:
+    async def find(self, uid: str) -> allocations.Allocation | None:
         self.looked.append(uid)
-        return model.Allocation(job_id=self.found[uid]) if uid in self.found else None
+        return allocations.Allocation(job_id=self.found[uid]) if uid in self.found else None
 
-    async def claimant(self, uid: str) -> model.Allocation | None:
-        return model.Allocation(job_id=self.claims[uid]) if uid in self.claims else None
+    async def claimant(self, uid: str) -> allocations.Allocation | None:
+        return allocations.Allocation(job_id=self.claims[uid]) if uid in self.claims else None
 
-    async def allocate(self, uid: str, *, script: str) -> model.Allocation:
+    async def allocate(self, uid: str, *, script: str) -> allocations.Allocation:
         assert script
         if self.refusals:
             raise self.refusals.pop(0)
@@ -68,31 +68,33 @@ class FakeAllocator:
             raise errors.SlurmUnavailable("AssocMaxSubmitJobLimit")
         self.submitted.append(uid)
         job_id = str(100 + len(self.submitted))
-        self.jobs[job_id] = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING", reason="Priority")
-        return model.Allocation(job_id=job_id)
+        self.jobs[job_id] = allocations.AllocationState(
+            phase=allocations.Phase.QUEUED, state="PENDING", reason="Priority"
+        )
+        return allocations.Allocation(job_id=job_id)
 
-    async def release(self, allocation: model.Allocation, *, only_queued: bool = False) -> None:
-        if only_queued and self.jobs[allocation.job_id].phase is not model.Phase.QUEUED:
+    async def release(self, allocation: allocations.Allocation, *, only_queued: bool = False) -> None:
+        if only_queued and self.jobs[allocation.job_id].phase is not allocations.Phase.QUEUED:
             return
         self.released.append(allocation.job_id)
-        self.say(allocation.job_id, phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+        self.say(allocation.job_id, phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
 
-    async def ask_to_end(self, allocation: model.Allocation) -> None:
+    async def ask_to_end(self, allocation: allocations.Allocation) -> None:
         self.signalled.append(allocation.job_id)
 
-    async def recall(self, allocation: model.Allocation) -> model.AllocationState | None:
+    async def recall(self, allocation: allocations.Allocation) -> allocations.AllocationState | None:
         if self.silent:
             self.silent -= 1
             raise errors.SlurmUnavailable("Rate limit exceeded")
         return self.accounted.get(allocation.job_id)
 
-    def observe(self, allocation: model.Allocation) -> model.AllocationState:
-        return self.jobs.get(allocation.job_id, model.AllocationState())
+    def observe(self, allocation: allocations.Allocation) -> allocations.AllocationState:
+        return self.jobs.get(allocation.job_id, allocations.AllocationState())
 
-    def watch(self, uid: str, allocation: model.Allocation) -> None:
+    def watch(self, uid: str, allocation: allocations.Allocation) -> None:
         self._watches[allocation.job_id] = lambda: self.on_change(uid)
 
-    def forget(self, allocation: model.Allocation) -> None:
+    def forget(self, allocation: allocations.Allocation) -> None:
         self._watches.pop(allocation.job_id, None)
 
     def hurry(self, *, after_seconds: float = 0.0) -> None:
@@ -100,7 +102,7 @@ class FakeAllocator:
 
     def say(self, job_id: str, **state: Any) -> None:
         """Slurm says something new of a job."""
-        self.jobs[job_id] = model.AllocationState(**state)
+        self.jobs[job_id] = allocations.AllocationState(**state)
         self._watches.get(job_id, lambda: None)()
 
 
@@ -115,11 +117,11 @@ class FakePreparer:
         self.asked_for: list[str] = []
         self.held: dict[str, asyncio.Event] = {}
         self.volumes: list[Any] = []
-        self.tokens: list[sources.Token | errors.HpkError] = []
+        self.tokens: list[sources.IssuedToken | errors.HpkError] = []
         self.tokens_asked: list[sources.TokenKey] = []
         self.forgotten: list[str] = []
 
-    async def token(self, _pod: Any, key: sources.TokenKey) -> sources.Token:
+    async def token(self, _pod: Any, key: sources.TokenKey) -> sources.IssuedToken:
         self.tokens_asked.append(key)
         made = self.tokens.pop(0)
         if isinstance(made, errors.HpkError):
@@ -149,7 +151,7 @@ class FakePreparer:
         self._at_once -= 1
         plan: Any = {"containers": [], "uid": pod.metadata.uid, "volumes": self.volumes}
         images = {c.name: (c.image, "") for c in pod.all_containers}
-        return prepare.Ready(work=model.Work(plan=plan, job=None), script="#!/bin/sh\n", images=images)  # type: ignore[arg-type]
+        return prepare.Ready(work=allocations.Work(plan=plan, job=None), script="#!/bin/sh\n", images=images)  # type: ignore[arg-type]
 
     async def prepare_ephemeral(self, _pod: Any, container: Any, **_: Any) -> Any:
         self.asked_for.append(container.name)
@@ -198,7 +200,7 @@ class World:
     """Everything, and the running rooms of the path."""
 
     def __init__(self, home: Path) -> None:
-        self.state = jobdir.State(str(home))
+        self.state = jobdir.StateDirectory(str(home))
         self.api = kube.FakeKube()
         self.allocator = FakeAllocator()
         self.preparer = FakePreparer()
@@ -217,7 +219,7 @@ class World:
         self.gate = gate.Gate(
             on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK), clock=self.clock.monotonic
         )
-        self.recorder = events.Recorder(api, component="kubelet", host="hpk")
+        self.recorder = events.EventRecorder(api, component="kubelet", host="hpk")
         preparer: Any = self.preparer
         self.used = services.Services(
             find=self.pods.informer.objects.get,
@@ -281,7 +283,7 @@ class World:
         found: dict[str, Any] = self.api.peek(f"{PODS}/{name}").get("status") or {}
         return found
 
-    def told(self) -> list[correlate.Event]:
+    def told(self) -> list[correlate.PodEvent]:
         """The events that wait to be posted; each once."""
         found = [told.event for told in self.recorder._waiting.values()]
         self.recorder._waiting.clear()

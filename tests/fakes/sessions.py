@@ -77,7 +77,7 @@ class FakeSession:
 
 
 class FakeOpener:
-    """A :class:`hpk.link.sessions.Opener`.
+    """A :class:`hpk.link.sessions.SessionOpener`.
 
     Attributes:
         opened: The sessions, in the order in which they were opened.

@@ -142,7 +142,7 @@ class Conversation:
         calls: What was run, in order.
     """
 
-    def __init__(self, *script: tuple[str, str | runner.Result | Exception]) -> None:
+    def __init__(self, *script: tuple[str, str | runner.CommandResult | Exception]) -> None:
         self._script = list(script)
         self.calls: list[Call] = []
 
@@ -153,7 +153,7 @@ class Conversation:
         stdin: bytes = b"",
         directory: Path | None = None,
         timeout_seconds: float = 30.0,
-    ) -> runner.Result:
+    ) -> runner.CommandResult:
         """Answer by the script."""
         del timeout_seconds
         line = " ".join([command, *arguments])
@@ -167,12 +167,12 @@ class Conversation:
             raise reply
         if not isinstance(reply, str):
             return reply
-        return runner.Result(code=0, stdout=marked(reply, line).encode())
+        return runner.CommandResult(code=0, stdout=marked(reply, line).encode())
 
 
-def refusal(stderr: str, *, code: int = 1) -> runner.Result:
+def refusal(stderr: str, *, code: int = 1) -> runner.CommandResult:
     """A command that failed with this text."""
-    return runner.Result(code=code, stderr=stderr.encode())
+    return runner.CommandResult(code=code, stderr=stderr.encode())
 
 
 MARKED = "<record>"
@@ -191,7 +191,7 @@ def squeue(*rows: tuple[str, ...], end: str = MARKED) -> str:
 
 
 class FakeSource:
-    """A :class:`hpk.slurm.poller.Source`: a test sets the jobs, or the error, of the next answers.
+    """A :class:`hpk.slurm.poller.JobSource`: a test sets the jobs, or the error, of the next answers.
 
     Attributes:
         during: Called while a question is under way.

@@ -10,7 +10,7 @@ from hpk import cluster, errors
 from hpk.node import host, nodestatus
 from hpk.slurm import model
 
-FACTS = nodestatus.Facts(
+FACTS = nodestatus.NodeFacts(
     name="hpk",
     host=host.Host(
         machine_id="m", system_uuid="s", boot_id="b", kernel_version="6", os_image="D", architecture="amd64"
@@ -27,11 +27,13 @@ class FakeSlurm:
     """A cluster with one partition, which counts the questions for details."""
 
     def __init__(self) -> None:
-        self.answer = model.Capacity(cpus=8, memory_bytes=1 << 30, gres={}, nodes={}, partitions={"a": partition("a")})
+        self.answer = model.ClusterCapacity(
+            cpus=8, memory_bytes=1 << 30, gres={}, nodes={}, partitions={"a": partition("a")}
+        )
         self.error: Exception | None = None
         self.detailed = 0
 
-    async def capacity(self) -> model.Capacity:
+    async def capacity(self) -> model.ClusterCapacity:
         if self.error:
             raise self.error
         return self.answer
@@ -56,9 +58,9 @@ def partition(name: str) -> model.Partition:
     )
 
 
-def make(slurm: FakeSlurm) -> cluster.Cluster:
+def make(slurm: FakeSlurm) -> cluster.ClusterMonitor:
     """The cluster over what Slurm says."""
-    return cluster.Cluster(cast("Any", slurm), FACTS)
+    return cluster.ClusterMonitor(cast("Any", slurm), FACTS)
 
 
 async def test_silence_takes_nothing_back() -> None:

@@ -16,7 +16,7 @@ class ContainerUser:
         self.groups = groups
 
 
-def identify(user: records.User, *, passwd: bytes, group: bytes) -> ContainerUser:
+def identify(user: records.ProcessUser, *, passwd: bytes, group: bytes) -> ContainerUser:
     """Resolve the plan's user as containerd does.
 
     A uid or gid of the security context wins over the image's USER; the gid is else the user's own in passwd,

@@ -28,7 +28,7 @@ class ContainerRunner:
         self.plan = plan
         self.progress = running.Progress()
         self._context = context
-        self._recorder = recording.Recorder(context.reporter, plan["name"], is_init=self.is_init)
+        self._recorder = recording.ReportRecorder(context.reporter, plan["name"], is_init=self.is_init)
         self._number = 0
         self._back_off = restarts.BackOff()
         self._begun: runs.ContainerRun | Exception | None = None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hpk.agent.life import report
 
 
-class Recorder:
+class ReportRecorder:
     """Changes the record in the pod's report, and has that sent."""
 
     def __init__(self, reporter: report.AgentReporter, name: str, *, is_init: bool) -> None:

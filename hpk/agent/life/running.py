@@ -64,7 +64,7 @@ class RunningContainer:
         run: runs.ContainerRun,
         plan: records.ContainerPlan,
         *,
-        recorder: recording.Recorder,
+        recorder: recording.ReportRecorder,
         progress: Progress,
         on_running: Callable[[], None],
     ) -> None:

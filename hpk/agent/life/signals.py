@@ -27,7 +27,7 @@ class SignalTarget(Protocol):
     """The pod."""
 
     def end(self, reason: str) -> None:
-        """End it, for a reason of `records.Ended`."""
+        """End it, for a reason of `records.EndCause`."""
 
     def signal(self, number: int) -> None:
         """Send a signal to the containers' first processes."""

@@ -26,7 +26,7 @@ class Socket:
 
     def __init__(self, below: wire.Wire, *, on_part: Callable[[websocket.Part], None]) -> None:
         self._wire, self._on_part = below, on_part
-        self._decoder = websocket.Decoder()
+        self._decoder = websocket.MessageDecoder()
         self._has_said_goodbye = self._is_over = False
 
     def feed(self, data: bytes) -> None:
@@ -38,13 +38,13 @@ class Socket:
                 match event:
                     case websocket.Part():
                         self._on_part(event)
-                    case websocket.Ping(told):
+                    case websocket.PingMessage(told):
                         if not self._has_said_goodbye:
                             self._wire.send_now(websocket.pong(told))
                     case websocket.Close():
                         self.leave()
                         return
-        except websocket.ProtocolError as error:
+        except websocket.WebSocketError as error:
             LOG.warning("Hanging up on a client that does not speak WebSocket", error=str(error))
             self.leave(error.code)
 
@@ -112,10 +112,10 @@ class Channels:
         try:
             return base64.b64decode(whole[:end], validate=True)
         except binascii.Error as error:
-            raise websocket.ProtocolError(f"Cannot read base64: {error}", code=websocket.UNACCEPTABLE) from error
+            raise websocket.WebSocketError(f"Cannot read base64: {error}", code=websocket.UNACCEPTABLE) from error
 
 
-class Tunnel:
+class WebSocketTunnel:
     """Another protocol's byte stream, carried in WebSocket messages of any size: a :class:`wire.Carrier`."""
 
     def __init__(self, below: wire.Wire, on_bytes: Callable[[bytes], None]) -> None:

@@ -75,7 +75,7 @@ class Connection:
         """
         self.carrier: wire.Carrier
         self._on_open, self._most_streams = on_open, most_streams
-        self._decoder, self._encoder = spdy.Decoder(), spdy.Encoder()
+        self._decoder, self._encoder = spdy.FrameDecoder(), spdy.FrameEncoder()
         self._streams: dict[int, Stream] = {}
         self._last_number = 0
         self._is_over = self._goes_away = False
@@ -87,7 +87,7 @@ class Connection:
         try:
             for frame in self._decoder.feed(data):
                 self._take(frame)
-        except spdy.ProtocolError as error:
+        except spdy.SpdyError as error:
             LOG.warning("Hanging up on a client that does not speak SPDY", error=str(error))
             self.leave(status=spdy.PROTOCOL_ERROR)
 
@@ -107,11 +107,11 @@ class Connection:
 
     def _take(self, frame: spdy.Frame) -> None:
         match frame:
-            case spdy.Data():
+            case spdy.DataFrame():
                 self._receive(frame)
             case spdy.Opened():
                 self._open(frame)
-            case spdy.Ping(number):
+            case spdy.PingFrame(number):
                 if number % 2:
                     self.carrier.send_now(spdy.ping(number))
             case spdy.Reset(number):
@@ -121,7 +121,7 @@ class Connection:
                 if not self._streams:
                     self.leave()
 
-    def _receive(self, frame: spdy.Data) -> None:
+    def _receive(self, frame: spdy.DataFrame) -> None:
         stream = self._streams.get(frame.stream)
         if stream is not None and stream.is_heard:
             stream.inbox.put(frame.data)
@@ -143,7 +143,7 @@ class Connection:
 
     def _open(self, frame: spdy.Opened) -> None:
         if not frame.stream % 2 or frame.stream <= self._last_number:
-            raise spdy.ProtocolError(f"Cannot open stream {frame.stream} after {self._last_number}")
+            raise spdy.SpdyError(f"Cannot open stream {frame.stream} after {self._last_number}")
         self._last_number = frame.stream
         if len(self._streams) >= self._most_streams or self._goes_away:
             self.carrier.send_now(spdy.reset(frame.stream, spdy.REFUSED))

@@ -15,7 +15,7 @@ import structlog
 
 from hpk import aiotasks, errors
 from hpk.link import sessions
-from hpk.node.streams import asked, channels, connection, wire
+from hpk.node.streams import channels, connection, handshake, wire
 
 LOG = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ TO_PORT, FROM_PORT = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pod:
+class ForwardedPod:
     """The pod whose ports are forwarded."""
 
     name: str
@@ -54,7 +54,7 @@ class End(Protocol):
 class Forwarder:
     """The forwarded connections of one client, each carried by a task."""
 
-    def __init__(self, opener: sessions.Opener, pod: Pod) -> None:
+    def __init__(self, opener: sessions.SessionOpener, pod: ForwardedPod) -> None:
         self._opener, self._pod = opener, pod
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -135,7 +135,7 @@ class SpdyForward:
 
     def _accept(self, stream: connection.Stream) -> bool:
         kind, text = stream.headers.get("streamtype", ""), stream.headers.get("port", "")
-        port = asked.port(text)
+        port = handshake.port(text)
         if kind not in ("error", "data") or port is None:
             LOG.info("Cannot forward: a stream's type or port is wrong", kind=kind[:20], port=text[:20])
             return False
@@ -198,7 +198,7 @@ class TunnelForward(SpdyForward):
     def __init__(self, forwarder: Forwarder) -> None:
         super().__init__(forwarder)
         self.wire = wire.Wire(self._feed, most_held=MOST_HELD_BYTES)
-        self._tunnel = channels.Tunnel(self.wire, self._connection.feed)
+        self._tunnel = channels.WebSocketTunnel(self.wire, self._connection.feed)
         self._connection.carrier = self._tunnel
 
     def _feed(self, data: bytes) -> None:
@@ -208,7 +208,7 @@ class TunnelForward(SpdyForward):
 class WebSocketForward:
     """A WebSocket client whose query names the ports: channel 2i carries port i's data, 2i + 1 its errors."""
 
-    def __init__(self, forwarder: Forwarder, agreed: asked.Handshake, ports: tuple[int, ...]) -> None:
+    def __init__(self, forwarder: Forwarder, agreed: handshake.Handshake, ports: tuple[int, ...]) -> None:
         self._forwarder, self._ports = forwarder, ports
         self.wire = wire.Wire(self._feed, most_held=MOST_HELD_BYTES)
         self._inboxes = {2 * index: wire.Inbox(self.wire) for index in range(len(ports))}

@@ -16,7 +16,7 @@ import structlog
 
 from hpk import errors
 from hpk.link import sessions
-from hpk.node.streams import asked, channels, connection, status, wire
+from hpk.node.streams import channels, connection, handshake, status, wire
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -36,7 +36,7 @@ SIZE_SECONDS = 1.0
 """How long a command waits for its terminal's size, which programs read when they start. Some clients send none."""
 
 
-class Client(Protocol):
+class RemoteClient(Protocol):
     """A client of any protocol.
 
     Attributes:
@@ -53,7 +53,7 @@ class Client(Protocol):
     async def send(self, channel: int, data: bytes) -> None:
         """Send output, waiting for space; drop it if the client did not ask for this channel."""
 
-    def end(self, how: status.Status) -> None:
+    def end(self, how: status.SessionStatus) -> None:
         """Send the status; afterwards nothing is sent or read."""
 
     def leave(self) -> None:
@@ -63,7 +63,7 @@ class Client(Protocol):
 class SpdyClient:
     """A client that speaks SPDY."""
 
-    def __init__(self, agreed: asked.Handshake, wanted: asked.Options) -> None:
+    def __init__(self, agreed: handshake.Handshake, wanted: handshake.StreamOptions) -> None:
         self._has_json = agreed.has_json_status
         flags = (wanted.stdin, wanted.stdout, wanted.stderr, True, wanted.tty and agreed.has_resize)
         self._missing = {name for name, is_wanted in zip(NAMES, flags, strict=True) if is_wanted}
@@ -89,7 +89,7 @@ class SpdyClient:
         if stream is not None:
             await stream.send(data)
 
-    def end(self, how: status.Status) -> None:
+    def end(self, how: status.SessionStatus) -> None:
         """Close all streams, the error stream with its status last."""
         for name in ("stdin", "resize"):
             stream = self._streams.get(name)
@@ -129,7 +129,7 @@ class SpdyClient:
 class WebSocketClient:
     """A client that speaks one of the WebSocket subprotocols."""
 
-    def __init__(self, agreed: asked.Handshake, wanted: asked.Options) -> None:
+    def __init__(self, agreed: handshake.Handshake, wanted: handshake.StreamOptions) -> None:
         self._has_json = agreed.has_json_status
         self._outputs = {STDOUT: wanted.stdout, STDERR: wanted.stderr}
         self.wire = wire.Wire(self._feed)
@@ -140,7 +140,7 @@ class WebSocketClient:
             self.wire,
             {STDIN: self.stdin, RESIZE: self.sizes},
             is_base64=agreed.is_base64,
-            can_close=agreed.protocol == asked.V5,
+            can_close=agreed.protocol == handshake.V5,
         )
 
     async def is_ready(self) -> bool:
@@ -154,7 +154,7 @@ class WebSocketClient:
         if self._outputs.get(channel):
             await self._channels.send(channel, data)
 
-    def end(self, how: status.Status) -> None:
+    def end(self, how: status.SessionStatus) -> None:
         """Send the status, then a close frame."""
         self.stdin.drop()
         self.sizes.drop()
@@ -171,7 +171,9 @@ class WebSocketClient:
         self._channels.socket.feed(data)
 
 
-async def serve(client: Client, opener: sessions.Opener, uid: str, request: sessions.Exec | sessions.Attach) -> None:
+async def serve(
+    client: RemoteClient, opener: sessions.SessionOpener, uid: str, request: sessions.Exec | sessions.Attach
+) -> None:
     """Carry one session to its end, and send the client the status of any outcome."""
     doing = "executing command in container" if isinstance(request, sessions.Exec) else "attaching to container"
     try:
@@ -192,7 +194,7 @@ async def serve(client: Client, opener: sessions.Opener, uid: str, request: sess
 
 
 async def _carried(
-    client: Client, opener: sessions.Opener, uid: str, request: sessions.Exec | sessions.Attach
+    client: RemoteClient, opener: sessions.SessionOpener, uid: str, request: sessions.Exec | sessions.Attach
 ) -> sessions.Ended:
     """Open the session and carry it; abort it if this is cancelled."""
     sizes = Sizes(client.sizes)
@@ -216,7 +218,7 @@ async def _carried(
     return ended
 
 
-async def _outputs(client: Client, session: sessions.Session) -> sessions.Ended:
+async def _outputs(client: RemoteClient, session: sessions.Session) -> sessions.Ended:
     while True:
         match await session.receive():
             case sessions.Data(channel, data):

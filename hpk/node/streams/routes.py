@@ -15,7 +15,7 @@ from aiohttp import web
 from hpk import errors
 from hpk.link import sessions
 from hpk.node import logs
-from hpk.node.streams import asked, forward, remote, wire
+from hpk.node.streams import forward, handshake, remote, wire
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -33,7 +33,7 @@ Object = dict[str, Any]
 class Streams:
     """The handlers, and the connections that they have taken over."""
 
-    def __init__(self, pods: podsource.PodSource, opener: sessions.Opener) -> None:
+    def __init__(self, pods: podsource.PodSource, opener: sessions.SessionOpener) -> None:
         self._pods, self._opener = pods, opener
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -68,12 +68,12 @@ class Streams:
     async def _remote(self, request: web.Request, *, is_exec: bool) -> web.StreamResponse:
         """Handle exec and attach."""
         try:
-            wanted = asked.options(request.query)
-            argv = asked.command(request.query.getall("command", [])) if is_exec else ()
+            wanted = handshake.options(request.query)
+            argv = handshake.command(request.query.getall("command", [])) if is_exec else ()
             pod = self._pod(request.match_info)
             container = _running_container(pod, request.match_info["container"])
-            agreed = _agree(request, spdy=asked.SPDY_REMOTE, websocket=asked.WEBSOCKET_REMOTE)
-        except asked.Refused as error:
+            agreed = _agree(request, spdy=handshake.SPDY_REMOTE, websocket=handshake.WEBSOCKET_REMOTE)
+        except handshake.HandshakeRefused as error:
             return _refusal(error)
         flags: dict[str, Any] = {"stdin": wanted.stdin, "stdout": wanted.stdout, "stderr": wanted.stderr}
         what: sessions.Exec | sessions.Attach = (
@@ -88,12 +88,12 @@ class Streams:
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         try:
             pod = self._pod(request.match_info)
-            agreed = _agree(request, spdy=asked.SPDY_FORWARD, websocket=asked.WEBSOCKET_FORWARD)
-            is_numbered = agreed.is_websocket and agreed.protocol != asked.TUNNEL
-            ports = asked.ports(request.query) if is_numbered else ()
-        except asked.Refused as error:
+            agreed = _agree(request, spdy=handshake.SPDY_FORWARD, websocket=handshake.WEBSOCKET_FORWARD)
+            is_numbered = agreed.is_websocket and agreed.protocol != handshake.TUNNEL
+            ports = handshake.ports(request.query) if is_numbered else ()
+        except handshake.HandshakeRefused as error:
             return _refusal(error)
-        of = forward.Pod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
+        of = forward.ForwardedPod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
         forwarder = forward.Forwarder(self._opener, of)
         client: forward.SpdyForward | forward.WebSocketForward
         if is_numbered:
@@ -104,10 +104,10 @@ class Streams:
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         try:
-            argv = asked.command(request.query.get("cmd", "").split(" "))
+            argv = handshake.command(request.query.get("cmd", "").split(" "))
             pod = self._pod(request.match_info)
             container = _running_container(pod, request.match_info["container"])
-        except asked.Refused as error:
+        except handshake.HandshakeRefused as error:
             return _refusal(error)
         try:
             ended, output = await self._output(pod["metadata"]["uid"], sessions.Exec(container=container, argv=argv))
@@ -133,14 +133,14 @@ class Streams:
             await session.abort()
 
     def _pod(self, where: Mapping[str, str]) -> Object:
-        """Return the pod that the path names, or raise asked.Refused."""
+        """Return the pod that the path names, or raise handshake.HandshakeRefused."""
         pod = self._pods.find(where["namespace"], where["pod"])
         if pod is None or where.get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
-            raise asked.Refused("pod does not exist", code=404)
+            raise handshake.HandshakeRefused("pod does not exist", code=404)
         return pod
 
     async def _take(
-        self, request: web.Request, agreed: asked.Handshake, taken: wire.Wire, serving: Coroutine[Any, Any, None]
+        self, request: web.Request, agreed: handshake.Handshake, taken: wire.Wire, serving: Coroutine[Any, Any, None]
     ) -> web.StreamResponse:
         """Take over the connection, and return when it is closed and its tasks have ended."""
         me = asyncio.current_task()
@@ -174,19 +174,19 @@ class _Taken(web.Response):
         """Send nothing."""
 
 
-def _agree(request: web.Request, *, spdy: tuple[str, ...], websocket: tuple[str, ...]) -> asked.Handshake:
+def _agree(request: web.Request, *, spdy: tuple[str, ...], websocket: tuple[str, ...]) -> handshake.Handshake:
     if request.can_read_body:
-        raise asked.Refused("unable to upgrade: the request has a body")
-    return asked.handshake(request.headers, method=request.method, spdy_protocols=spdy, websocket_protocols=websocket)
+        raise handshake.HandshakeRefused("unable to upgrade: the request has a body")
+    return handshake.agree(request.headers, method=request.method, spdy_protocols=spdy, websocket_protocols=websocket)
 
 
 def _running_container(pod: Object, name: str) -> str:
-    """Return the name if the container is running, else raise asked.Refused."""
+    """Return the name if the container is running, else raise handshake.HandshakeRefused."""
     if not logs.has_container(pod, name):
-        raise asked.Refused(f'container not found ("{name}")', code=404)
+        raise handshake.HandshakeRefused(f'container not found ("{name}")', code=404)
     state = (logs.container_status(pod, name) or {}).get("state") or {}
     if "running" not in state:
-        raise asked.Refused(f'container "{name}" in pod "{pod["metadata"]["name"]}" is not running')
+        raise handshake.HandshakeRefused(f'container "{name}" in pod "{pod["metadata"]["name"]}" is not running')
     return name
 
 
@@ -197,7 +197,7 @@ def _has_terminal(pod: Object, name: str) -> bool:
     return any(one["name"] == name and bool(one.get("tty")) for kind in kinds for one in spec.get(kind) or [])
 
 
-def _refusal(error: asked.Refused) -> web.Response:
+def _refusal(error: handshake.HandshakeRefused) -> web.Response:
     response = web.Response(status=error.code, text=str(error))
     for name, value in error.headers:
         response.headers.add(name, value)

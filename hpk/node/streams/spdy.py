@@ -67,7 +67,7 @@ class _Kind:
     SYN_STREAM, SYN_REPLY, RST_STREAM, PING, GOAWAY, HEADERS = 1, 2, 3, 6, 7, 8
 
 
-class ProtocolError(errors.Rejected):
+class SpdyError(errors.Rejected):
     """The peer violates SPDY/3.1; nothing that follows can be understood."""
 
 
@@ -81,7 +81,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class DataFrame:
     """Bytes on a stream; ``is_last`` ends this direction."""
 
     stream: int
@@ -98,7 +98,7 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class PingFrame:
     """PING, to be answered with the same number if the peer sent it (odd)."""
 
     number: int
@@ -111,10 +111,10 @@ class GoAway:
     last_stream: int
 
 
-Frame = Opened | Data | Reset | Ping | GoAway
+Frame = Opened | DataFrame | Reset | PingFrame | GoAway
 
 
-class Decoder:
+class FrameDecoder:
     """A decoder of frames from a client's bytes in arbitrary pieces."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Decoder:
                 part, view = view[: self._left], view[self._left :]
                 self._left -= len(part)
                 # Copy: a small slice would keep the whole buffer in memory.
-                frames.append(Data(self._stream, bytes(part), self._is_last and not self._left))
+                frames.append(DataFrame(self._stream, bytes(part), self._is_last and not self._left))
                 continue
             missing = self._wanted - len(self._partial)
             self._partial += view[:missing]
@@ -161,16 +161,16 @@ class Decoder:
         if word & _CONTROL:
             version, kind = word >> 16 & 0x7FFF, word & 0xFFFF
             if version != _VERSION:
-                raise ProtocolError(f"Cannot read SPDY version {version}")
+                raise SpdyError(f"Cannot read SPDY version {version}")
             if length > MOST_CONTROL_BYTES:
-                raise ProtocolError(f"Cannot read a control frame of {length} bytes")
+                raise SpdyError(f"Cannot read a control frame of {length} bytes")
             self._control, self._wanted = (kind, flags), length
             if not length:
                 self._take(b"", frames)
         else:
             self._stream, self._is_last, self._left = word, bool(flags & _FIN), length
             if self._is_last and not length:
-                frames.append(Data(word, b"", is_last=True))
+                frames.append(DataFrame(word, b"", is_last=True))
 
     def _control_frame(self, kind: int, flags: int, payload: bytes) -> list[Frame]:
         try:
@@ -181,17 +181,17 @@ class Decoder:
                 case _Kind.SYN_REPLY | _Kind.HEADERS:  # zlib must see all headers; otherwise only the end matters
                     (stream,) = struct.unpack_from(">I", payload)
                     self._headers(payload[4:])
-                    return [Data(stream & ~_CONTROL, b"", is_last=True)] if flags & _FIN else []
+                    return [DataFrame(stream & ~_CONTROL, b"", is_last=True)] if flags & _FIN else []
                 case _Kind.RST_STREAM:
                     stream, status = struct.unpack(">II", payload)
                     return [Reset(stream & ~_CONTROL, status)]
                 case _Kind.PING:
-                    return [Ping(*struct.unpack(">I", payload))]
+                    return [PingFrame(*struct.unpack(">I", payload))]
                 case _Kind.GOAWAY:
                     stream, _ = struct.unpack(">II", payload)
                     return [GoAway(stream & ~_CONTROL)]
         except struct.error as error:
-            raise ProtocolError(f"Cannot read a control frame of type {kind}: {error}") from error
+            raise SpdyError(f"Cannot read a control frame of type {kind}: {error}") from error
         return []  # SETTINGS, WINDOW_UPDATE, and unknown types, which the draft says to ignore
 
     def _headers(self, block: bytes) -> dict[str, str]:
@@ -199,12 +199,12 @@ class Decoder:
         try:
             plain = self._inflater.decompress(block, MOST_HEADER_BYTES)
         except zlib.error as error:
-            raise ProtocolError(f"Cannot inflate headers: {error}") from error
+            raise SpdyError(f"Cannot inflate headers: {error}") from error
         if self._inflater.unconsumed_tail or self._inflater.eof:
-            raise ProtocolError("Cannot inflate headers: they are too long, or end the stream")
+            raise SpdyError("Cannot inflate headers: they are too long, or end the stream")
         (count,) = struct.unpack_from(">I", plain)
         if count > MOST_HEADERS:
-            raise ProtocolError(f"Cannot take {count} headers")
+            raise SpdyError(f"Cannot take {count} headers")
         found: dict[str, str] = {}
         at = 4
         for _ in range(count):
@@ -218,11 +218,11 @@ def _text(plain: bytes, at: int) -> tuple[str, int]:
     (length,) = struct.unpack_from(">I", plain, at)
     end = at + 4 + length
     if end > len(plain):
-        raise ProtocolError("Cannot read headers: one is longer than the block")
+        raise SpdyError("Cannot read headers: one is longer than the block")
     return plain[at + 4 : end].decode("latin-1"), end
 
 
-class Encoder:
+class FrameEncoder:
     """An encoder of the server's frames."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Status:
+class SessionStatus:
     """The outcome of a session.
 
     Attributes:
@@ -56,13 +56,13 @@ class Status:
         return {"metadata": {}, "status": "Success"}
 
 
-def of(ended: sessions.Ended, *, doing: str) -> Status:
+def of(ended: sessions.Ended, *, doing: str) -> SessionStatus:
     """Return the status of an ended session; ``doing`` names the action in an error."""
     if ended.exit_code is not None:
-        return Status(exit_code=ended.exit_code)
-    return failed(ended.error, doing=doing) if ended.error else Status()
+        return SessionStatus(exit_code=ended.exit_code)
+    return failed(ended.error, doing=doing) if ended.error else SessionStatus()
 
 
-def failed(error: str, *, doing: str) -> Status:
+def failed(error: str, *, doing: str) -> SessionStatus:
     """Return the status of a session that could not be opened, or broke."""
-    return Status(f"error {doing}: {error}")
+    return SessionStatus(f"error {doing}: {error}")

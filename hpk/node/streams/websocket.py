@@ -32,7 +32,7 @@ _MASK_BYTES = 4
 _KEY_BYTES = 16
 
 
-class ProtocolError(errors.Rejected):
+class WebSocketError(errors.Rejected):
     """The peer violates RFC 6455, or sends what we do not support; nothing that follows can be understood.
 
     Attributes:
@@ -54,7 +54,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class PingMessage:
     """A ping, to be answered by a pong with the same data."""
 
     data: bytes
@@ -67,7 +67,7 @@ class Close:
     code: int
 
 
-Event = Part | Ping | Close
+Event = Part | PingMessage | Close
 
 
 def is_asked_for(headers: Mapping[str, str]) -> bool:
@@ -83,18 +83,18 @@ def accept(headers: Mapping[str, str]) -> str:
     """
     key = headers.get("Sec-WebSocket-Key", "").strip()
     if headers.get("Sec-WebSocket-Version", "").strip() != "13":
-        raise ProtocolError("Cannot become a WebSocket: the header Sec-WebSocket-Version must be 13")
+        raise WebSocketError("Cannot become a WebSocket: the header Sec-WebSocket-Version must be 13")
     try:
         is_right = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
     except (binascii.Error, ValueError):
         is_right = False
     if not is_right:
-        raise ProtocolError("Cannot become a WebSocket: the header Sec-WebSocket-Key must be 16 bytes in base64")
+        raise WebSocketError("Cannot become a WebSocket: the header Sec-WebSocket-Key must be 16 bytes in base64")
     # The protocol prescribes SHA-1; security does not depend on its strength.
     return base64.b64encode(hashlib.sha1((key + _GUID).encode(), usedforsecurity=False).digest()).decode()
 
 
-class Decoder:
+class MessageDecoder:
     """A decoder of messages from a client's bytes in arbitrary pieces."""
 
     def __init__(self) -> None:
@@ -152,19 +152,19 @@ class Decoder:
     def _check(self, first: int, second: int) -> None:
         opcode = first & 0x0F
         if first & _RESERVED:
-            raise ProtocolError("Cannot read a frame with reserved bits")
+            raise WebSocketError("Cannot read a frame with reserved bits")
         if not second & _MASKED:
-            raise ProtocolError("Cannot read a client's frame that is not masked")
+            raise WebSocketError("Cannot read a client's frame that is not masked")
         if opcode >= _CLOSE:
             if not first & _FIN or second & ~_MASKED > 125 or opcode > _PONG:  # noqa: PLR2004 - the RFC's number
-                raise ProtocolError("Cannot read a control frame that is long, in parts, or unknown")
+                raise WebSocketError("Cannot read a control frame that is long, in parts, or unknown")
         elif opcode > _BINARY or (opcode == _CONTINUATION) != self._is_in_message:
-            raise ProtocolError("Cannot read a frame out of its order, or of an unknown kind")
+            raise WebSocketError("Cannot read a frame out of its order, or of an unknown kind")
 
     def _begin(self, first: int, length: int, events: list[Event]) -> None:
         """Process a complete frame head."""
         if length >> 63:
-            raise ProtocolError("Cannot read a frame of such a length")
+            raise WebSocketError("Cannot read a frame of such a length")
         opcode, self._mask = first & 0x0F, bytes(self._partial[-_MASK_BYTES:])
         if opcode >= _CLOSE:
             self._opcode, self._left, self._is_in_control = opcode, length, True
@@ -195,7 +195,7 @@ class Decoder:
     def _control(self, payload: bytes) -> list[Event]:
         match self._opcode:
             case 0x9:
-                return [Ping(payload)]
+                return [PingMessage(payload)]
             case 0x8:
                 return [Close(int.from_bytes(payload[:2], "big") if len(payload) > 1 else NORMAL)]
         return []  # an unsolicited pong

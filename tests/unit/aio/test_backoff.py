@@ -18,7 +18,7 @@ class Clock:
 def of(**policy: float) -> tuple[backoff.Backoff, Clock]:
     """A back-off without chance."""
     clock = Clock()
-    return backoff.Backoff(backoff.Policy(**policy), chance=lambda: 0.0, clock=clock), clock
+    return backoff.Backoff(backoff.BackoffPolicy(**policy), chance=lambda: 0.0, clock=clock), clock
 
 
 def test_pauses_grow_to_the_cap() -> None:
@@ -30,7 +30,7 @@ def test_pauses_grow_to_the_cap() -> None:
 
 def test_jitter_only_adds() -> None:
     """Chance makes a pause longer by at most the share, never shorter."""
-    pauses = backoff.Backoff(backoff.Policy(first_seconds=10, jitter=0.1), chance=lambda: 1.0)
+    pauses = backoff.Backoff(backoff.BackoffPolicy(first_seconds=10, jitter=0.1), chance=lambda: 1.0)
     assert pauses.failed() == 11
 
 

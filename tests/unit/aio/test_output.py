@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def test_lines_go_to_every_place(tmp_path: Path) -> None:
     """Whole lines, those too that came in pieces or without an end."""
-    places = [output.Place(process.Log(tmp_path / name)) for name in ("node", "home")]
+    places = [output.LogSink(process.Log(tmp_path / name)) for name in ("node", "home")]
     made = output.Output(places)
     print("one", "two", file=made)
     made.write("th")
@@ -36,7 +36,7 @@ def test_a_full_home_ends_nothing_and_loses_nothing(tmp_path: Path, monkeypatch:
         return real(descriptor, data)
 
     monkeypatch.setattr(os, "write", write)
-    node, home = output.Place(process.Log(tmp_path / "node")), output.Place(process.Log(tmp_path / "home"))
+    node, home = output.LogSink(process.Log(tmp_path / "node")), output.LogSink(process.Log(tmp_path / "home"))
     assert node.put([b"one\n"])
     assert not home.put([b"one\n"])
     assert (tmp_path / "home").read_bytes() == b""
@@ -49,7 +49,7 @@ def test_a_full_home_ends_nothing_and_loses_nothing(tmp_path: Path, monkeypatch:
 def test_a_job_s_output_on_a_full_home_ends_nothing_and_loses_nothing() -> None:
     """The warning that the home is full goes there as well."""
     (read, write), full = os.pipe(), os.open("/dev/full", os.O_WRONLY)
-    place = output.Place(None, descriptor=full)
+    place = output.LogSink(None, descriptor=full)
     assert not place.put([b"the home is full\n"])
     os.dup2(write, full)
     assert place.put([b"more\n"])
@@ -62,7 +62,7 @@ def test_a_job_s_output_on_a_full_home_ends_nothing_and_loses_nothing() -> None:
 def test_a_job_s_output_is_bounded() -> None:
     """It cannot be rotated: the last line says where the rest is."""
     read, write = os.pipe()
-    place = output.Place(None, descriptor=write, most_bytes=8)
+    place = output.LogSink(None, descriptor=write, most_bytes=8)
     assert place.put([b"12345\n", b"6789\n", b"no more\n"])
     os.close(write)
     with os.fdopen(read, "rb") as file:
@@ -73,7 +73,7 @@ def test_a_home_that_hangs_holds_nobody(tmp_path: Path) -> None:
     """Writing takes the text and returns; neither does the end wait for long."""
     hangs = threading.Event()
 
-    class Hanging(output.Place):
+    class Hanging(output.LogSink):
         def put(self, lines: object) -> bool:  # noqa: ARG002
             return hangs.wait(60)
 

@@ -36,7 +36,7 @@ class Stage:
         monkeypatch.delenv("KUBECONFIG", raising=False)
         jobdir.make_directory(self.settings.directory.control_plane)
 
-    def talk(self, *script: tuple[str, str | runner.Result | Exception]) -> fake.Conversation:
+    def talk(self, *script: tuple[str, str | runner.CommandResult | Exception]) -> fake.Conversation:
         """Have Slurm answer by this script."""
         conversation = fake.Conversation(*script)
 

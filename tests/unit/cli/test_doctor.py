@@ -39,16 +39,16 @@ class Cluster:
         self.filtered: set[str] = set()
         self.busy: list[str] = []
 
-    async def run(self, command: str, *arguments: str, stdin: bytes = b"", **options: Any) -> runner.Result:
-        reply: str | runner.Result = getattr(self, command)(arguments, stdin, options)
+    async def run(self, command: str, *arguments: str, stdin: bytes = b"", **options: Any) -> runner.CommandResult:
+        reply: str | runner.CommandResult = getattr(self, command)(arguments, stdin, options)
         if isinstance(reply, str):
-            return runner.Result(code=0, stdout=fake.marked(reply, " ".join(arguments)).encode())
+            return runner.CommandResult(code=0, stdout=fake.marked(reply, " ".join(arguments)).encode())
         return reply
 
     def site(self, *_: Any) -> str:
         return json.dumps({**GOOD["site"], "hostname": "login"})
 
-    def sbatch(self, arguments: tuple[str, ...], stdin: bytes, options: dict[str, Any]) -> str | runner.Result:
+    def sbatch(self, arguments: tuple[str, ...], stdin: bytes, options: dict[str, Any]) -> str | runner.CommandResult:
         partition = next(word for word in arguments if word.startswith("--partition=")).partition("=")[2]
         if partition in self.refused:
             return fake.refusal(self.refused[partition])

@@ -33,7 +33,7 @@ GOOD: dict[str, Any] = {
 NO_SETUID = {"version": "1.4.5", "setuid": False, "networks": {}}
 
 
-def place(changes: dict[str, Any], **options: Any) -> findings.Place:
+def place(changes: dict[str, Any], **options: Any) -> findings.ExaminedHost:
     """A host that is well but for the changes: dotted names and values."""
     facts = copy.deepcopy(GOOD)
     for name, value in changes.items():
@@ -42,7 +42,7 @@ def place(changes: dict[str, Any], **options: Any) -> findings.Place:
         for part in path:
             inner = inner[part]
         inner[last] = value
-    return findings.Place(where="partition main (c1)", facts=facts, architecture="x86_64", **options)
+    return findings.ExaminedHost(where="partition main (c1)", facts=facts, architecture="x86_64", **options)
 
 
 def test_a_host_that_is_well_has_one_line() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpk import config, errors
-from hpk.cli import install, share
+from hpk.cli import data_files, install
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,9 +36,9 @@ def test_everything_is_put_in_place(home: Path, capsys: pytest.CaptureFixture[st
     """Launcher and script can be run, the image is at its place, and the user reads what to do next."""
     run(home)
     launcher, script, image = home / ".local/bin/hpk", home / "hpk.sbatch", home / ".hpk/hpk.sif"
-    assert launcher.read_bytes() == share.file("hpk").read_bytes()
+    assert launcher.read_bytes() == data_files.file("hpk").read_bytes()
     assert launcher.stat().st_mode & stat.S_IXUSR
-    assert script.read_bytes() == share.file("hpk.sbatch").read_bytes()
+    assert script.read_bytes() == data_files.file("hpk.sbatch").read_bytes()
     assert image.read_bytes() == b"image"
     assert "export PATH=" in capsys.readouterr().out
 
@@ -68,10 +68,10 @@ def test_an_edited_script_stays(home: Path, capsys: pytest.CaptureFixture[str]) 
     (home / "hpk.sbatch").write_text("mine")
     run(home)
     assert (home / "hpk.sbatch").read_text() == "mine"
-    assert (home / "hpk.sbatch.new").read_bytes() == share.file("hpk.sbatch").read_bytes()
+    assert (home / "hpk.sbatch.new").read_bytes() == data_files.file("hpk.sbatch").read_bytes()
     assert "is yours and stays as it is" in capsys.readouterr().out
     run(home, is_forced=True)
-    assert (home / "hpk.sbatch").read_bytes() == share.file("hpk.sbatch").read_bytes()
+    assert (home / "hpk.sbatch").read_bytes() == data_files.file("hpk.sbatch").read_bytes()
 
 
 def test_an_old_script_that_nobody_edited_is_renewed(home: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_old_script_that_nobody_edited_is_renewed(home: Path) -> None:
     (home / ".hpk").mkdir()
     install._remember(str(home / ".hpk" / install.INSTALLED), b"of an older version")
     run(home)
-    assert (home / "hpk.sbatch").read_bytes() == share.file("hpk.sbatch").read_bytes()
+    assert (home / "hpk.sbatch").read_bytes() == data_files.file("hpk.sbatch").read_bytes()
 
 
 def test_an_image_that_is_replaced_is_not_written_into(home: Path, tmp_path: Path) -> None:

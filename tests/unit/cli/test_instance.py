@@ -13,9 +13,9 @@ from hpk.slurm import model
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> jobdir.State:
+def state(tmp_path: Path) -> jobdir.StateDirectory:
     """A state directory."""
-    made = jobdir.State(str(tmp_path))
+    made = jobdir.StateDirectory(str(tmp_path))
     jobdir.make_directory(made.control_plane)
     return made
 
@@ -41,13 +41,13 @@ def index(*jobs: model.Job) -> dict[str, model.Job]:
     return {found.id: found for found in jobs}
 
 
-def own(state: jobdir.State, **fields: object) -> None:
+def own(state: jobdir.StateDirectory, **fields: object) -> None:
     """Write down that job 5 holds the state, which Slurm started at 100."""
     found = {"host": "c1", "job_id": "5", "started_at": 101.0, "job_started_at": 100.0} | fields
     jobdir.write_json(f"{state.control_plane}/owner.json", found)
 
 
-def test_the_owner_is_the_control_plane(state: jobdir.State) -> None:
+def test_the_owner_is_the_control_plane(state: jobdir.StateDirectory) -> None:
     """Whatever its job is called, the one that holds the state is it."""
     own(state, x=1)
     jobs = index(job("5", comment="mine", started_at=100.0), job("4", "PENDING", comment=ownership.comment(state.root)))
@@ -61,7 +61,7 @@ def test_the_owner_is_the_control_plane(state: jobdir.State) -> None:
     [("", "/", None), ("", "/", 5000.0), ("train", "/home/a", 100_000.0), ("", "STATE", 5000.0)],
 )
 def test_a_number_alone_proves_nothing(
-    state: jobdir.State, comment: str, directory: str, started_at: float | None
+    state: jobdir.StateDirectory, comment: str, directory: str, started_at: float | None
 ) -> None:
     """Slurm has counted from 1 again: a job of the recorded number is the user's own work, whatever it is."""
     own(state)
@@ -71,7 +71,7 @@ def test_a_number_alone_proves_nothing(
     assert instance.strangers(jobs, state) == []
 
 
-def test_each_directory_has_its_own(state: jobdir.State, tmp_path: Path) -> None:
+def test_each_directory_has_its_own(state: jobdir.StateDirectory, tmp_path: Path) -> None:
     """A job that names another directory is never ours, nor a stranger; through a link it is the same directory."""
     own(state)
     other = index(job("5", comment=ownership.comment("/home/a/b"), started_at=100.0))
@@ -82,7 +82,7 @@ def test_each_directory_has_its_own(state: jobdir.State, tmp_path: Path) -> None
     assert instance.control_plane(ours, state) == ours["9"]
 
 
-def test_a_queued_one_is_found_by_its_comment(state: jobdir.State) -> None:
+def test_a_queued_one_is_found_by_its_comment(state: jobdir.StateDirectory) -> None:
     """Before it runs, the comment of `hpk up` tells; an owner that is over does not count."""
     own(state)
     comment = ownership.comment(state.root)
@@ -91,7 +91,9 @@ def test_a_queued_one_is_found_by_its_comment(state: jobdir.State) -> None:
     assert instance.control_plane(index(job("5", "FAILED", comment=comment)), state) is None
 
 
-def test_plain_sbatch_tells_no_directory_at_first(state: jobdir.State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_sbatch_tells_no_directory_at_first(
+    state: jobdir.StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is waited for in the directory that it has by default, and nowhere taken for ours until it has told."""
     jobs = index(job("12", "PENDING", comment=ownership.MARK))
     settings = config.Settings(state=Path(state.root))
@@ -109,7 +111,7 @@ def test_plain_sbatch_tells_no_directory_at_first(state: jobdir.State, monkeypat
     assert instance.strangers(again, state) == [again["5"]]
 
 
-def test_one_that_is_ending_gives_way_to_its_successor(state: jobdir.State) -> None:
+def test_one_that_is_ending_gives_way_to_its_successor(state: jobdir.StateDirectory) -> None:
     """Who asks for the control plane means the one that will be there, and the old one only while there is no other."""
     own(state)
     comment = ownership.comment(state.root)
@@ -119,13 +121,13 @@ def test_one_that_is_ending_gives_way_to_its_successor(state: jobdir.State) -> N
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{"])
-def test_a_damaged_owner_file_is_no_owner(state: jobdir.State, text: str) -> None:
+def test_a_damaged_owner_file_is_no_owner(state: jobdir.StateDirectory, text: str) -> None:
     """A file that cannot be read says nothing."""
     jobdir.write_bytes(f"{state.control_plane}/owner.json", text.encode())
     assert instance.owner(state) is None
 
 
-def test_pods_are_found_by_their_directory(state: jobdir.State) -> None:
+def test_pods_are_found_by_their_directory(state: jobdir.StateDirectory) -> None:
     """A pod's job is one whose directory is a pod's, whatever its name and comment are."""
     jobs = index(
         job("1", "PENDING", directory=f"{state.pods}/uid-1"),

@@ -56,7 +56,7 @@ class Stage:
         """Have the record of one."""
         dial.write(protocol.tunnel_record(str(self.settings.state)), b"{}")
 
-    def talk(self, *script: tuple[str, str | runner.Result | Exception]) -> fake.Conversation:
+    def talk(self, *script: tuple[str, str | runner.CommandResult | Exception]) -> fake.Conversation:
         """Have the gateway answer by this script."""
         conversation = fake.Conversation(*script)
 
@@ -67,7 +67,7 @@ class Stage:
         self._monkeypatch.setattr(host, "slurm", slurm)
         return conversation
 
-    async def find(self, *script: tuple[str, str | runner.Result | Exception]) -> reach.Way:
+    async def find(self, *script: tuple[str, str | runner.CommandResult | Exception]) -> reach.Way:
         """The way, with a gateway that answers by this script."""
         return await reach.find(self.settings, client.Slurm(fake.Conversation(*script)))
 

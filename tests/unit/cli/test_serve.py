@@ -60,7 +60,7 @@ sys.exit(serve.run(lambda: config.Settings(state=pathlib.Path(sys.argv[1]))))
 
 def test_why_it_ended_is_written_down(tmp_path: Path) -> None:
     """For hpk status; the exit code is for hpk.sbatch."""
-    state = jobdir.State(str(tmp_path / "state"))
+    state = jobdir.StateDirectory(str(tmp_path / "state"))
     jobdir.make_directory(state.control_plane)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     done = subprocess.run([sys.executable, "-c", ENDED, state.root], env=environment, check=False)

@@ -50,5 +50,5 @@ def test_a_path_lies_on_the_deepest_mount(path: str, kind: str) -> None:
 )
 def test_only_what_a_mount_says_is_trusted(kind: str, options: str, reach: str) -> None:
     """A lock that is granted proves nothing about other hosts."""
-    assert mounts.reach(mounts.Mount("/", kind, frozenset(options.split(",")))) == reach
+    assert mounts.reach(mounts.MountedFileSystem("/", kind, frozenset(options.split(",")))) == reach
     assert mounts.reach(None) == "unknown"

@@ -14,11 +14,11 @@ from hpk.controlplane import placement
 if TYPE_CHECKING:
     from pathlib import Path
 
-GOOD = placement.Facts(has_locks=True, sync_seconds=0.004)
-SLOW = placement.Facts(has_locks=True, sync_seconds=0.05)
-UNLOCKED = placement.Facts(has_locks=False, sync_seconds=0.0)
-LOCAL = placement.Facts(has_locks=True, sync_seconds=0.004, reach="host")
-UNKNOWN = placement.Facts(has_locks=True, sync_seconds=0.004, reach="unknown")
+GOOD = placement.FileSystemTraits(has_locks=True, sync_seconds=0.004)
+SLOW = placement.FileSystemTraits(has_locks=True, sync_seconds=0.05)
+UNLOCKED = placement.FileSystemTraits(has_locks=False, sync_seconds=0.0)
+LOCAL = placement.FileSystemTraits(has_locks=True, sync_seconds=0.004, reach="host")
+UNKNOWN = placement.FileSystemTraits(has_locks=True, sync_seconds=0.004, reach="unknown")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ UNKNOWN = placement.Facts(has_locks=True, sync_seconds=0.004, reach="unknown")
     ],
 )
 def test_the_file_system_decides_unless_the_user_does(
-    tmp_path: Path, wanted: str, facts: placement.Facts, place: str, why: str
+    tmp_path: Path, wanted: str, facts: placement.FileSystemTraits, place: str, why: str
 ) -> None:
     """Where it can be locked and is quick etcd works on it directly, and nothing is ever lost."""
     chosen, because = placement.choose(wanted, facts, directory=tmp_path)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-QUICK = backoff.Policy(first_seconds=0.01, cap_seconds=0.02)
+QUICK = backoff.BackoffPolicy(first_seconds=0.01, cap_seconds=0.02)
 
 
 class Exists:

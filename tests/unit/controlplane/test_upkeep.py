@@ -46,7 +46,7 @@ class Etcd:
         self.total, self.used, self.alarm = 2048, 2040, True
         self._freed = 2040
 
-    async def status(self) -> upkeep.Status:
+    async def status(self) -> upkeep.EtcdStatus:
         return SimpleNamespace(
             dbSize=self.total * MB,
             dbSizeInUse=self.used * MB,

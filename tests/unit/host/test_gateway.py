@@ -75,7 +75,7 @@ async def test_bytes_go_through(running: Running) -> None:
     running.command("sbatch", 'printf "%s\\0" "$@"; cat; printf "\\377" >&2; pwd >&2; exit 7')
     running.start()
     odd = b"\xff'\"\n$(x) \xc3\xbc".decode("utf-8", "surrogateescape")
-    result = await runner.Gateway(running.socket).run(
+    result = await runner.GatewayClient(running.socket).run(
         "sbatch", odd, "", stdin=bytes(range(256)) * 5000, directory=Path("/usr")
     )
     assert result.stdout == b"\xff'\"\n$(x) \xc3\xbc\0\0" + bytes(range(256)) * 5000
@@ -90,7 +90,7 @@ async def test_the_environment_is_the_gateways_own(running: Running) -> None:
         SLURM_JOB_ID="1", SBATCH_PARTITION="x", SLURM_MEM_PER_NODE="5", TOKEN="t", SLURM_CONF="/c",
         LANG="C.UTF-8", HPK_FLAGS="-p x", **{"BASH_FUNC_module%%": "() {  :\n}"},
     )  # fmt: skip
-    result = await runner.Gateway(running.socket).run("sbatch")
+    result = await runner.GatewayClient(running.socket).run("sbatch")
     found = dict(line.split("=", 1) for line in result.text.split("\0") if line)
     expected = {
         "PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF", "SLURM_TIME_FORMAT", "HPK_FLAGS", "BASH_FUNC_module%%",
@@ -116,14 +116,14 @@ async def test_other_commands_are_refused(running: Running, command: str, argume
     """Only Slurm's commands, and of those that change the site only what reads."""
     running.start()
     with pytest.raises(errors.SlurmUnavailable, match=r"the gateway (does not run|runs) "):
-        await runner.Gateway(running.socket).run(command, *arguments)
+        await runner.GatewayClient(running.socket).run(command, *arguments)
 
 
 async def test_read_only_verbs_are_run(running: Running) -> None:
     """Showing is fine."""
     running.command("scontrol", 'echo "$@"')
     running.start()
-    result = await runner.Gateway(running.socket).run("scontrol", "-o", "show", "job", "1")
+    result = await runner.GatewayClient(running.socket).run("scontrol", "-o", "show", "job", "1")
     assert result.text == "-o show job 1\n"
 
 
@@ -131,7 +131,7 @@ async def test_a_missing_command_is_named(running: Running) -> None:
     """A host without Slurm says so."""
     running.start(PATH=str(running.commands))
     with pytest.raises(errors.SlurmUnavailable, match="no 'sacct' on PATH"):
-        await runner.Gateway(running.socket).run("sacct")
+        await runner.GatewayClient(running.socket).run("sacct")
 
 
 async def test_many_at_once(running: Running) -> None:
@@ -141,7 +141,7 @@ async def test_many_at_once(running: Running) -> None:
     running.command("squeue", f"cat {fifo}")
     running.command("sinfo", 'echo "$1"')
     running.start()
-    host = runner.Gateway(running.socket)
+    host = runner.GatewayClient(running.socket)
     slow = asyncio.create_task(host.run("squeue"))
     quick = await asyncio.gather(*(host.run("sinfo", str(number)) for number in range(40)))
     assert [result.text for result in quick] == [f"{number}\n" for number in range(40)]
@@ -156,7 +156,7 @@ async def test_a_timeout_kills_the_whole_group(running: Running) -> None:
     os.mkfifo(pid)
     running.command("squeue", f"sleep 1000 & echo $! >{pid}; echo partly; wait")
     running.start()
-    asking = asyncio.create_task(runner.Gateway(running.socket).run("squeue", timeout_seconds=0.3))
+    asking = asyncio.create_task(runner.GatewayClient(running.socket).run("squeue", timeout_seconds=0.3))
     child = int(await asyncio.to_thread(pid.read_text))
     result = await asking
     assert (result.end, result.stdout) == ("timeout", b"partly\n")
@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_ends_its_command(running: Running) -> None:
     os.mkfifo(pid)
     running.command("squeue", f"echo $$ >{pid}; sleep 1000")
     running.start()
-    asking = asyncio.create_task(runner.Gateway(running.socket).run("squeue"))
+    asking = asyncio.create_task(runner.GatewayClient(running.socket).run("squeue"))
     child = int(await asyncio.to_thread(pid.read_text))
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -201,7 +201,7 @@ def test_the_socket_is_for_one_user(running: Running) -> None:
     running.stop()
     running.socket.parent.chmod(0o755)
     with pytest.raises(SystemExit, match="0700"):
-        gateway.Gateway(str(running.socket)).listen()
+        gateway.GatewayServer(str(running.socket)).listen()
 
 
 def test_it_outlives_signals_and_ends_with_its_parent(running: Running) -> None:
@@ -269,7 +269,7 @@ async def test_the_site_is_described(running: Running, tmp_path: Path) -> None:
     )
     running.command("sinfo", "echo slurm-wlm 24.11.5")
     running.start()
-    slurm = client.Slurm(runner.Gateway(running.socket))
+    slurm = client.Slurm(runner.GatewayClient(running.socket))
     site = await slurm.site()
     assert site["apptainer"] == {
         "path": str(running.commands / "apptainer"),
@@ -286,7 +286,7 @@ async def test_the_site_is_described(running: Running, tmp_path: Path) -> None:
 async def test_no_gateway_is_an_outage(tmp_path: Path) -> None:
     """A gateway that is away is Slurm that does not answer; nothing can have been submitted."""
     with pytest.raises(errors.SlurmUnavailable, match="through the gateway") as caught:
-        await runner.Gateway(tmp_path / "none").run("squeue")
+        await runner.GatewayClient(tmp_path / "none").run("squeue")
     assert not caught.value.may_have_succeeded
 
 
@@ -295,7 +295,7 @@ async def test_a_gateway_that_dies_leaves_doubt(running: Running) -> None:
     running.command("sbatch", "kill -9 $PPID")
     process = running.start()
     with pytest.raises(errors.SlurmUnavailable) as caught:
-        await runner.Gateway(running.socket).run("sbatch")
+        await runner.GatewayClient(running.socket).run("sbatch")
     assert caught.value.may_have_succeeded
     process.wait()
     assert process.stdin is not None

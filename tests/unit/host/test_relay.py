@@ -34,7 +34,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.accepted: asyncio.Queue[Streams] = asyncio.Queue()
-        self.near: relay.Link
+        self.near: relay.Multiplexer
         self.running: list[asyncio.Task[None]] = []
         self.servers: list[asyncio.Server] = []
         self.writers: list[asyncio.StreamWriter] = []
@@ -44,8 +44,8 @@ class Pair:
         server = await asyncio.start_server(lambda *streams: self.accepted.put_nowait(streams), "127.0.0.1", 0)
         to_far, from_near = await pipe()
         to_near, from_far = await pipe()
-        self.near = relay.Link(to_near, from_near)
-        far = relay.Link(to_far, from_far, server.sockets[0].getsockname()[1])
+        self.near = relay.Multiplexer(to_near, from_near)
+        far = relay.Multiplexer(to_far, from_far, server.sockets[0].getsockname()[1])
         self.running = [asyncio.create_task(self.near.run()), asyncio.create_task(far.run())]
         here = await asyncio.start_server(lambda *streams: self.near.open(streams), "127.0.0.1", 0)
         self.servers, self.writers = [server, here], [from_near, from_far]

@@ -37,7 +37,7 @@ class Stage:
         self.servers: list[asyncio.Server] = []
         self._root = root
         self._process: subprocess.Popen[bytes] | None = None
-        self.slurm = client.Slurm(runner.Gateway(root / "gateway" / "socket"))
+        self.slurm = client.Slurm(runner.GatewayClient(root / "gateway" / "socket"))
         (root / "bin").mkdir()
         (self.state / "state").mkdir(parents=True)
         self.command("srun", SRUN)

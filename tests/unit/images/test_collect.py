@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1 << 20
-POLICY = collect.Policy(capacity_bytes=100 * MIB)
+POLICY = collect.ImageGCPolicy(capacity_bytes=100 * MIB)
 
 
 def found(key: str, *, mib: int = 10, age: float = 1000.0, **how: Any) -> collect.Found:
@@ -25,7 +25,7 @@ def found(key: str, *, mib: int = 10, age: float = 1000.0, **how: Any) -> collec
     return collect.Found(key=key, names=(key,), size_bytes=mib * MIB, used_at=10_000.0 - age, **how)
 
 
-def due(*images: collect.Found, policy: collect.Policy = POLICY) -> list[str]:
+def due(*images: collect.Found, policy: collect.ImageGCPolicy = POLICY) -> list[str]:
     """Which must go now."""
     return [one.key for one in collect.due(images, policy, now=10_000.0)]
 
@@ -55,7 +55,7 @@ def test_what_is_used_pinned_or_new_stays() -> None:
 
 def test_an_image_can_be_too_old() -> None:
     """Where that is set, whatever there is room for; the kubelet's imageMaximumGCAge."""
-    policy = collect.Policy(capacity_bytes=100 * MIB, maximum_age_seconds=5000)
+    policy = collect.ImageGCPolicy(capacity_bytes=100 * MIB, maximum_age_seconds=5000)
     assert due(found("old", age=6000), found("young"), found("used", age=6000, pods=("/p",)), policy=policy) == ["old"]
 
 
@@ -71,7 +71,7 @@ class World:
         self.known: set[str] = set()
         self.cache = cache.Cache(self.images)
         self.meanwhile: Callable[[], object] = lambda: None
-        self.policy = collect.Policy(capacity_bytes=4 * MIB, minimum_age_seconds=0)
+        self.policy = collect.ImageGCPolicy(capacity_bytes=4 * MIB, minimum_age_seconds=0)
         self.uses = uses.Uses(self.images, pods=self.pods, knows=self.known.__contains__)
 
     def collector(self, used_by: uses.Uses | None = None) -> collect.Collector:
@@ -248,7 +248,7 @@ def test_an_unreadable_directory_of_a_pod_is_a_use(world: World, monkeypatch: py
 @pytest.fixture
 def images(tmp_path: Path, client: registry.Registry) -> store.ImageStore:
     """A store that may remove what nobody uses."""
-    policy = collect.Policy(capacity_bytes=1, minimum_age_seconds=0)
+    policy = collect.ImageGCPolicy(capacity_bytes=1, minimum_age_seconds=0)
     made = store.ImageStore(tmp_path / "images", client=client, policy=policy)
     assert made.collector is not None
     made.collector._sleep = lambda _: None

@@ -127,7 +127,7 @@ async def test_watches_that_end_at_once_are_not_a_loop_without_pause(monkeypatch
 
     monkeypatch.setattr(world.api, "watch", nothing)
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(informer, "PAUSES", backoff.Policy(first_seconds=0.1, cap_seconds=1.0, jitter=0))
+    monkeypatch.setattr(informer, "PAUSES", backoff.BackoffPolicy(first_seconds=0.1, cap_seconds=1.0, jitter=0))
     with pytest.raises(asyncio.CancelledError):
         await world.informer.run()
     assert pauses == [0.2, 0.4, 0.8, 1.0, 1.0]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpk import errors
-from hpk.link import client, link_pb2, opener, peer, sessions, wire
+from hpk.link import agent_end, client, kubelet_end, link_pb2, sessions, wire
 from tests import background, virtual, waiting
 from tests.fakes import link
 
@@ -35,21 +35,21 @@ class Agent:
         self.sent = 0
         self.release = asyncio.Event()
 
-    async def serve(self, request: sessions.Request, client_: peer.Peer) -> sessions.Ended:
+    async def serve(self, request: sessions.Request, client_: agent_end.Peer) -> sessions.Ended:
         self.requests.append(request)
         assert isinstance(request, sessions.Exec)
         try:
             return await getattr(self, request.argv[0])(client_)  # type: ignore[no-any-return]
-        except (asyncio.CancelledError, peer.Gone):
+        except (asyncio.CancelledError, agent_end.Gone):
             self.given_up.set()
             raise
 
-    async def true(self, _client: peer.Peer) -> sessions.Ended:
+    async def true(self, _client: agent_end.Peer) -> sessions.Ended:
         return sessions.Ended(exit_code=0)
 
-    async def echo(self, client_: peer.Peer) -> sessions.Ended:
+    async def echo(self, client_: agent_end.Peer) -> sessions.Ended:
         """What comes goes back, until the client closes its side; then it has the last word."""
-        while isinstance(event := await client_.receive(), sessions.Data | peer.Resize):
+        while isinstance(event := await client_.receive(), sessions.Data | agent_end.Resize):
             self.seen.append(event)
             if isinstance(event, sessions.Data):
                 await client_.send(OUT, event.data)
@@ -58,18 +58,18 @@ class Agent:
         await client_.close(sessions.STDERR)
         return sessions.Ended(exit_code=3)
 
-    async def flood(self, client_: peer.Peer) -> sessions.Ended:
+    async def flood(self, client_: agent_end.Peer) -> sessions.Ended:
         """Writes as much as it may."""
         while True:
             await client_.send(OUT, bytes(sessions.CHUNK))
             self.sent += sessions.CHUNK
 
-    async def deaf(self, _client: peer.Peer) -> sessions.Ended:
+    async def deaf(self, _client: agent_end.Peer) -> sessions.Ended:
         """Reads nothing of what is sent to it."""
         await self.release.wait()
         return sessions.Ended(exit_code=0)
 
-    async def hasty(self, client_: peer.Peer) -> sessions.Ended:
+    async def hasty(self, client_: agent_end.Peer) -> sessions.Ended:
         """Gives up what it does now and then, in the middle of it."""
         for _ in range(20):
             talking = [
@@ -81,7 +81,7 @@ class Agent:
             await background.end(*talking)
         return sessions.Ended(exit_code=5)
 
-    async def broken(self, _client: peer.Peer) -> sessions.Ended:
+    async def broken(self, _client: agent_end.Peer) -> sessions.Ended:
         raise ValueError("no idea")
 
 
@@ -149,7 +149,7 @@ async def test_a_session_carries_every_byte_both_ways_and_its_end(kubelet: link.
     assert data == {OUT: sent, sessions.STDERR: b"bye"}
     assert closed == [sessions.STDERR]
     assert ended == sessions.Ended(exit_code=3)
-    assert agent.seen[-2:] == [peer.Resize(80, 24), sessions.Closed(sessions.STDIN)]
+    assert agent.seen[-2:] == [agent_end.Resize(80, 24), sessions.Closed(sessions.STDIN)]
     await session.abort()
 
 
@@ -240,7 +240,7 @@ async def test_no_agent_no_session(kubelet: link.Kubelet, monkeypatch: pytest.Mo
     """The error names the pod and says that its agent is not connected; nothing is held for it."""
     asking = asyncio.create_task(kubelet.server.open("pod-9", COMMAND))
     await waiting.turns()
-    virtual.pass_at_once(opener.ARRIVAL_SECONDS, monkeypatch)
+    virtual.pass_at_once(kubelet_end.ARRIVAL_SECONDS, monkeypatch)
     with pytest.raises(errors.AgentUnavailable, match=r"pod-9.*not connected"):
         await asking
     assert not kubelet.server._opener._counts
@@ -276,10 +276,10 @@ async def test_an_agent_that_does_not_call_back_is_not_waited_for(
     """After the time-out an error says so, and the room of the session is free again."""
     is_asked = asyncio.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(peer.Sessions, "open", lambda *_: is_asked.set())
+        patch.setattr(agent_end.Sessions, "open", lambda *_: is_asked.set())
         asking = asyncio.create_task(kubelet.server.open(UID, COMMAND))
         await is_asked.wait()
-        virtual.pass_at_once(opener.ANSWER_SECONDS, monkeypatch)
+        virtual.pass_at_once(kubelet_end.ANSWER_SECONDS, monkeypatch)
         with pytest.raises(errors.AgentUnavailable, match="did not answer"):
             await asking
     assert not kubelet.server._opener._counts
@@ -307,7 +307,7 @@ async def test_too_many_sessions_are_refused_and_the_others_go_on(
     kubelet: link.Kubelet, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more than a pod may have is an error for who asks; when one has ended there is room again."""
-    monkeypatch.setattr(opener, "MOST_FOR_POD", 1)
+    monkeypatch.setattr(kubelet_end, "MOST_FOR_POD", 1)
     session = await kubelet.server.open(UID, command("echo"))
     with pytest.raises(errors.AgentUnavailable, match="too many"):
         await kubelet.server.open(UID, COMMAND)
@@ -391,7 +391,7 @@ async def test_a_lost_link_ends_sessions_with_an_error(kubelet: link.Kubelet, ag
 async def test_an_agent_that_vanishes_ends_its_sessions(kubelet: link.Kubelet, agent: Agent) -> None:
     """Whether they wait for data, for room, or for the agent's call."""
     session = await kubelet.server.open(UID, command("deaf"))
-    assert isinstance(session, opener.Session)
+    assert isinstance(session, kubelet_end.KubeletSession)
 
     async def feed() -> None:
         while not session.over.is_set():
@@ -401,7 +401,7 @@ async def test_an_agent_that_vanishes_ends_its_sessions(kubelet: link.Kubelet, a
     receiving = asyncio.create_task(collect(session))
     await asyncio.sleep(0)
     await kubelet._clients[0].close()
-    assert (await receiving)[2] == opener.LOST
+    assert (await receiving)[2] == kubelet_end.LOST
     async with asyncio.timeout(link.TIMEOUT):
         await feeding
 
@@ -417,13 +417,13 @@ async def test_an_agent_can_wait_for_its_last_sessions(
 ) -> None:
     """A session is over for the agent only when its client has read how it ended."""
     has_said = asyncio.Event()
-    real = peer.Peer.end
+    real = agent_end.Peer.end
 
-    async def end(self: peer.Peer, ended: sessions.Ended) -> None:
+    async def end(self: agent_end.Peer, ended: sessions.Ended) -> None:
         await real(self, ended)
         has_said.set()
 
-    monkeypatch.setattr(peer.Peer, "end", end)
+    monkeypatch.setattr(agent_end.Peer, "end", end)
     session = await kubelet.server.open(UID, COMMAND)
     idle = asyncio.create_task(kubelet._clients[0].idle())
     await has_said.wait()
@@ -444,16 +444,16 @@ async def test_a_fault_in_the_agent_is_the_session_s_only(kubelet: link.Kubelet,
 
 async def test_an_agent_cannot_take_another_pod_s_session(kubelet: link.Kubelet, agent: Agent) -> None:
     """A call under another certificate is refused, even with the session's name."""
-    answer: asyncio.Future[opener.Session] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[kubelet_end.KubeletSession] = asyncio.get_running_loop().create_future()
     kubelet.server._opener._waiting["name"] = (UID, answer)
     kubelet.server._opener._counts[UID] = 1
     thief = Agent()
     other = kubelet.dial("pod-2", serve=thief.serve)
     await kubelet.until(("connected", "pod-2"))
     refused = asyncio.Event()
-    real = peer.Sessions._run
+    real = agent_end.Sessions._run
 
-    async def run(self: peer.Sessions, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
+    async def run(self: agent_end.Sessions, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
         await real(self, dial, link_pb2.Open(session="name", exec=wish.exec))
         refused.set()
 

@@ -13,7 +13,7 @@ from tests.fakes import kube
 CERTIFICATE = {
     "subject": ((("organizationName", "system:masters"),), (("organizationName", "x"),), (("commonName", "apiserver"),))
 }
-USER = auth.User(name="u", groups=("g",))
+USER = auth.UserInfo(name="u", groups=("g",))
 
 
 class Clock:
@@ -55,7 +55,7 @@ def test_subresources(path: str, expected: tuple[str, ...]) -> None:
 def test_certificate_names_user_and_groups() -> None:
     """CN is the user, each O a group, and all are authenticated."""
     user = auth.user_of_certificate(CERTIFICATE)
-    assert user == auth.User(name="apiserver", groups=("system:masters", "x", "system:authenticated"))
+    assert user == auth.UserInfo(name="apiserver", groups=("system:masters", "x", "system:authenticated"))
     assert auth.user_of_certificate({}) is None
     assert auth.user_of_certificate(None) is None
     assert auth.user_of_certificate({"subject": ((("organizationName", "system:masters"),),)}) is None
@@ -81,11 +81,11 @@ async def test_token_is_reviewed_and_remembered() -> None:
     }
     authenticator = auth.Authenticator(server, clock=clock)
 
-    async def ask(header: str) -> auth.User | None:
+    async def ask(header: str) -> auth.UserInfo | None:
         return await authenticator.user(certificate=None, authorization=header)
 
     user = await ask("bearer good")
-    assert user == auth.User(name="sa", uid="7", groups=("g", "system:authenticated"), extra=(("k", ("v",)),))
+    assert user == auth.UserInfo(name="sa", uid="7", groups=("g", "system:authenticated"), extra=(("k", ("v",)),))
     assert await ask("Bearer  good ") == user
     assert await ask("Bearer bad") is None
     assert await ask("Bearer bad") is None
@@ -114,7 +114,7 @@ async def test_falls_back_to_proxy() -> None:
     """Who may do anything with the node may also read its pods."""
     server, asked = _allowing("proxy")
     authorizer = auth.Authorizer(server, "hpk")
-    user = auth.User(name="u", uid="1", groups=("g",), extra=(("k", ("v",)),))
+    user = auth.UserInfo(name="u", uid="1", groups=("g",), extra=(("k", ("v",)),))
     assert await authorizer.refusal(user, method="GET", path="/pods") is None
     assert [question["resourceAttributes"]["subresource"] for question in asked] == ["pods", "proxy"]
     assert asked[0] == {
@@ -158,7 +158,7 @@ async def test_answers_are_remembered_allow_longer_than_deny() -> None:
     clock.now = 301
     await ask("/metrics")
     assert len(asked) == 4
-    await authorizer.refusal(auth.User(name="v"), method="GET", path="/metrics")
+    await authorizer.refusal(auth.UserInfo(name="v"), method="GET", path="/metrics")
     await authorizer.refusal(USER, method="POST", path="/metrics")
     assert len(asked) == 6
 

@@ -47,7 +47,7 @@ entries = st.lists(
     max_size=20,
 )
 options = st.builds(
-    cri.Options,
+    cri.LogOptions,
     timestamps=st.booleans(),
     since_ns=st.none() | st.integers(START * 10**9, (START + 10) * 10**9),
     limit_bytes=st.none() | st.integers(1, 200),
@@ -55,7 +55,7 @@ options = st.builds(
 )
 
 
-def naive(log: list[Entry], wanted: cri.Options) -> bytes:
+def naive(log: list[Entry], wanted: cri.LogOptions) -> bytes:
     """What must come out, entry by entry."""
     out = b""
     is_line_start = True
@@ -74,7 +74,7 @@ def naive(log: list[Entry], wanted: cri.Options) -> bytes:
 
 
 @hypothesis.given(log=entries, wanted=options, cuts=st.lists(st.integers(1, 40), min_size=1))
-def test_filter_is_the_naive_reading(log: list[Entry], wanted: cri.Options, cuts: list[int]) -> None:
+def test_filter_is_the_naive_reading(log: list[Entry], wanted: cri.LogOptions, cuts: list[int]) -> None:
     """Wherever the file is cut into blocks, what comes out is what the entries say."""
     data = b"".join(entry.line for entry in log)
     chosen = cri.Filter(wanted)
@@ -151,14 +151,14 @@ def test_since_in_a_huge_file_reads_only_its_end() -> None:
 def test_partial_entries_are_joined_under_one_stamp() -> None:
     """A line longer than the agent's buffer comes out as one line with one time."""
     log = [Entry(0, 1, "stdout", "P", b"one "), Entry(0, 2, "stdout", "F", b"line"), Entry(0, 3, "stdout", "F", b"two")]
-    chosen = cri.Filter(cri.Options(timestamps=True))
+    chosen = cri.Filter(cri.LogOptions(timestamps=True))
     out = chosen.feed(b"".join(entry.line for entry in log))
     assert out == b"2023-11-14T22:13:20.000000001Z one line\n2023-11-14T22:13:20.000000003Z two\n"
 
 
 def test_stamps_are_widened_and_zones_kept() -> None:
     """Other writers' stamps, short or with an offset, are put out in fixed width and compared as instants."""
-    wanted = cri.Options(timestamps=True, since_ns=START * 10**9)
+    wanted = cri.LogOptions(timestamps=True, since_ns=START * 10**9)
     chosen = cri.Filter(wanted)
     out = chosen.feed(
         b"2023-11-14T22:13:20.5Z stdout F a\n"
@@ -172,12 +172,12 @@ def test_what_is_no_entry_is_left_out() -> None:
     """A torn write of a node that died spoils no other line."""
     good = Entry(0, 0, "stdout", "F", b"\xff\xfe \x00 good").line
     garbage = [b"\n", b"garbage\n", b"2023-11-14T22:13:20Z stdwhat F x\n", b"2023-11-14T22:13:20Z stdout\n"]
-    assert cri.Filter(cri.Options()).feed(b"".join(garbage) + good) == b"\xff\xfe \x00 good\n"
+    assert cri.Filter(cri.LogOptions()).feed(b"".join(garbage) + good) == b"\xff\xfe \x00 good\n"
 
 
 def test_an_entry_without_end_costs_bounded_memory() -> None:
     """A file that is one endless line passes through in pieces and loses nothing."""
-    chosen = cri.Filter(cri.Options(timestamps=True))
+    chosen = cri.Filter(cri.LogOptions(timestamps=True))
     head = b"2023-11-14T22:13:20.000000000Z stdout F "
     out = chosen.feed(head)
     for _ in range(40):

@@ -46,7 +46,11 @@ async def test_room_is_made_only_where_images_lack_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(pressure, "measure", lambda them, **_: "full" if full & set(them) else "")
     one = imagefs.ImageFs(made, directory=tmp_path / "images", others=[tmp_path / "state"], knows_pods=known)
     await one.look()
-    assert (one.images, one.pressure, made.wanted) == ((nodestatus.Image(names=("a:1",), size_bytes=5),), "full", [])
+    assert (one.images, one.pressure, made.wanted) == (
+        (nodestatus.ContainerImage(names=("a:1",), size_bytes=5),),
+        "full",
+        [],
+    )
     known.set()
     made.is_broken = True
     await one.look()

@@ -16,7 +16,9 @@ def decode(**query: str) -> logquery.Query:
 
 def test_nothing_asked_means_everything() -> None:
     """Without parameters the whole log comes once."""
-    assert decode(unknown="x") == logquery.Query(follow=False, previous=False, tail_entries=None, options=cri.Options())
+    assert decode(unknown="x") == logquery.Query(
+        follow=False, previous=False, tail_entries=None, options=cri.LogOptions()
+    )
 
 
 def test_all_parameters_are_decoded() -> None:
@@ -25,7 +27,7 @@ def test_all_parameters_are_decoded() -> None:
     assert query.follow
     assert query.previous
     assert query.tail_entries == 5
-    assert query.options == cri.Options(timestamps=True, since_ns=1_699_999_990_500_000_000, limit_bytes=9)
+    assert query.options == cri.LogOptions(timestamps=True, since_ns=1_699_999_990_500_000_000, limit_bytes=9)
     assert decode(stream="Stderr").options.stream == "stderr"
     assert decode(stream="All").options.stream is None
 

@@ -26,7 +26,7 @@ def line(text: str, *, tag: str = "F") -> bytes:
 
 def query(*, follow: bool = False, tail: int | None = None, **options: Any) -> logquery.Query:
     """A decoded query."""
-    return logquery.Query(follow=follow, previous=False, tail_entries=tail, options=cri.Options(**options))
+    return logquery.Query(follow=follow, previous=False, tail_entries=tail, options=cri.LogOptions(**options))
 
 
 async def everything(path: Path, wanted: logquery.Query) -> bytes:

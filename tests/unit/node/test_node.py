@@ -41,8 +41,8 @@ class World:
     def __init__(self) -> None:
         self.kube = kube.FakeKube()
         self.clock = Clock()
-        self.seen = nodestatus.Observation(capacity=Cluster())
-        self.facts = nodestatus.Facts(
+        self.seen = nodestatus.NodeObservation(capacity=Cluster())
+        self.facts = nodestatus.NodeFacts(
             name="hpk",
             host=host.Host(
                 machine_id="m",
@@ -183,7 +183,7 @@ async def test_silence_of_slurm_keeps_the_published_capacity(world: World) -> No
     await world.controller.sync()
     world.clock.now += 500
     bad = nodestatus.readiness(now=world.clock.now, started_at=0, answered_at=world.clock.now - 200, error="timed out")
-    world.seen = nodestatus.Observation(capacity=None, readiness=bad)
+    world.seen = nodestatus.NodeObservation(capacity=None, readiness=bad)
     await world.controller.sync()
     after = world.kube.peek(PATH)
     ready = next(c for c in after["status"]["conditions"] if c["type"] == "Ready")
@@ -197,7 +197,7 @@ async def test_a_disk_without_room_is_a_condition(world: World) -> None:
     """The node controller makes a taint of it; the message says where, and the condition goes when there is room."""
     await world.controller.sync()
     for why, expected in (("less than 256 MiB are left in /h", "True"), ("", "False")):
-        world.seen = nodestatus.Observation(capacity=None, disk_pressure=why)
+        world.seen = nodestatus.NodeObservation(capacity=None, disk_pressure=why)
         await world.controller.sync()
         said = {one["type"]: one for one in world.kube.peek(PATH)["status"]["conditions"]}["DiskPressure"]
         assert said["status"] == expected
@@ -266,7 +266,9 @@ async def test_run_outlives_outages(world: World) -> None:
 
 async def test_images_are_the_fifty_largest(world: World) -> None:
     """More would bloat the object that every watcher of nodes receives."""
-    images = tuple(nodestatus.Image(names=tuple(f"r/{n}:{t}" for t in range(9)), size_bytes=n) for n in range(60))
+    images = tuple(
+        nodestatus.ContainerImage(names=tuple(f"r/{n}:{t}" for t in range(9)), size_bytes=n) for n in range(60)
+    )
     world.seen = replace(world.seen, images=images)
     await world.controller.sync()
     published = world.kube.peek(PATH)["status"]["images"]

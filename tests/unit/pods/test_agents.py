@@ -21,7 +21,7 @@ async def test_a_file_from_before_the_agent_knew_the_time_tells_none_that_cannot
     tmp_path: Path, ahead: float
 ) -> None:
     """Neither before the pod's job was submitted nor after the file was read."""
-    state = jobdir.State(str(tmp_path))
+    state = jobdir.StateDirectory(str(tmp_path))
     submitted_at = time.time() - 5
     (tmp_path / "pods" / UID).mkdir(parents=True)
     jobdir.write_json(state.pod(UID).submission, {"job_id": "1", "submitted_at": submitted_at})

@@ -33,7 +33,7 @@ class World:
         self.api = kube.FakeKube()
         client: Any = self.api
         self.told: list[str] = []
-        recorder = events.Recorder(client, component=bind.SCHEDULER, host="hpk")
+        recorder = events.EventRecorder(client, component=bind.SCHEDULER, host="hpk")
         recorder.tell = lambda _pod, _kind, reason, *_, **__: self.told.append(reason)  # type: ignore[method-assign]
         self.cluster: admit.Cluster | None = CLUSTER
         self.others = occupants.Occupants()
@@ -123,7 +123,7 @@ async def test_a_pod_that_is_gone_or_bound_is_left_alone(world: World, error: er
 
 async def test_a_refused_binding_is_told_and_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod says why it waits, and is bound when it may be."""
-    monkeypatch.setattr(bind, "RETRIES", backoff.Policy(first_seconds=0.01, cap_seconds=0.02))
+    monkeypatch.setattr(bind, "RETRIES", backoff.BackoffPolicy(first_seconds=0.01, cap_seconds=0.02))
     world.api.fail(errors.Rejected("forbidden"), path=f"{PODS}/p/binding")
     world.create("p")
     await waiting.until(lambda: world.told == ["FailedScheduling", "Scheduled"])
@@ -132,7 +132,7 @@ async def test_a_refused_binding_is_told_and_tried_again(world: World, monkeypat
 async def test_refused_bindings_are_tried_with_growing_pauses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An API server that refuses is not asked each second for ever; a success starts over."""
     pauses: list[float] = []
-    monkeypatch.setattr(bind, "RETRIES", backoff.Policy(first_seconds=0.01, cap_seconds=0.04, jitter=0))
+    monkeypatch.setattr(bind, "RETRIES", backoff.BackoffPolicy(first_seconds=0.01, cap_seconds=0.04, jitter=0))
     later = world.binder.queue._later
 
     def noted(uid: str, seconds: float | None) -> None:
@@ -291,7 +291,7 @@ async def test_another_schedulers_pod_is_told_whom_it_waits_for(world: World) ->
 
 async def test_a_pod_that_cannot_be_had_is_bound_all_the_same(world: World) -> None:
     """Its worker fails it by name: one that the webhook has missed must not stay Pending without a word."""
-    world.change(capacity=model.Capacity(cpus=1, memory_bytes=1, gres={}, nodes={}, partitions={}))
+    world.change(capacity=model.ClusterCapacity(cpus=1, memory_bytes=1, gres={}, nodes={}, partitions={}))
     world.api.reactions[f"{PODS}/p/binding"] = lambda _body: {}
     meta = {"name": "p", "namespace": "ns", "annotations": {"slurm.hpk.io/flags": "--wrap=x"}}
     spec = {"schedulerName": "default-scheduler", "containers": [{"name": "c", "image": "i"}]}

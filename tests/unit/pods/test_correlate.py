@@ -16,10 +16,10 @@ class World:
         self.now = 1000.0
         self.correlator = correlate.Correlator(clock=lambda: self.now)
 
-    def say(self, message: str, **more: Any) -> correlate.Told | None:
+    def say(self, message: str, **more: Any) -> correlate.CorrelatedEvent | None:
         """What comes of one event."""
         given = {"namespace": "ns", "name": "p", "uid": "u", "kind": "Warning", "reason": "R", "at": self.now, **more}
-        return self.correlator.correlate(correlate.Event(message=message, **given))
+        return self.correlator.correlate(correlate.PodEvent(message=message, **given))
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def test_how_a_pod_ended_is_told_however_much_it_said_before(world: World) -> No
 def test_what_an_earlier_kubelet_told_is_counted_on(world: World) -> None:
     """Also what it had combined."""
     given: dict[str, Any] = {"namespace": "ns", "name": "p", "uid": "u", "kind": "Warning", "reason": "R", "at": 5.0}
-    world.correlator.remember(correlate.Event(message="x", count=3, **given), first_at=4.0)
-    combined = correlate.Event(message=correlate.COMBINED + "y", count=7, **given)
+    world.correlator.remember(correlate.PodEvent(message="x", count=3, **given), first_at=4.0)
+    combined = correlate.PodEvent(message=correlate.COMBINED + "y", count=7, **given)
     world.correlator.remember(combined, first_at=4.0)
     told = world.say("x")
     assert told

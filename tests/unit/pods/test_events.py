@@ -23,10 +23,10 @@ SPEC = {"containers": [{"name": "c"}], "initContainers": [{"name": "i"}], "ephem
 POD = v1.pod({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": SPEC})
 
 
-def recorder(api: kube.FakeKube) -> events.Recorder:
+def recorder(api: kube.FakeKube) -> events.EventRecorder:
     """A recorder of the kubelet's."""
     client: Any = api
-    return events.Recorder(client, component="kubelet", host="hpk", history=client)
+    return events.EventRecorder(client, component="kubelet", host="hpk", history=client)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def api() -> kube.FakeKube:
 
 
 @pytest.fixture
-async def told(api: kube.FakeKube) -> AsyncIterator[events.Recorder]:
+async def told(api: kube.FakeKube) -> AsyncIterator[events.EventRecorder]:
     """A recorder that writes."""
     made = recorder(api)
     task = asyncio.create_task(made.run())
@@ -51,7 +51,7 @@ async def posted(api: kube.FakeKube, *, calls: int) -> list[dict[str, Any]]:
     return await api.list(EVENTS)
 
 
-async def test_an_event_names_the_pod_and_the_container(api: kube.FakeKube, told: events.Recorder) -> None:
+async def test_an_event_names_the_pod_and_the_container(api: kube.FakeKube, told: events.EventRecorder) -> None:
     """As kubectl describe looks for them."""
     told.tell(POD, "Warning", "Failed", "no such image", container="c", at=0.0)
     (event,) = await posted(api, calls=1)
@@ -64,7 +64,7 @@ async def test_an_event_names_the_pod_and_the_container(api: kube.FakeKube, told
 
 @pytest.mark.parametrize(("name", "path"), [("c", "containers"), ("i", "initContainers"), ("e", "ephemeralContainers")])
 async def test_an_event_names_the_kind_of_container(
-    api: kube.FakeKube, told: events.Recorder, name: str, path: str
+    api: kube.FakeKube, told: events.EventRecorder, name: str, path: str
 ) -> None:
     """As the kubelet's own do."""
     told.tell(POD, "Normal", "Started", "Container started", container=name)
@@ -72,7 +72,7 @@ async def test_an_event_names_the_kind_of_container(
     assert event["involvedObject"]["fieldPath"] == f"spec.{path}{{{name}}}"
 
 
-async def test_a_repetition_raises_the_count(api: kube.FakeKube, told: events.Recorder) -> None:
+async def test_a_repetition_raises_the_count(api: kube.FakeKube, told: events.EventRecorder) -> None:
     """One object, however often it is said; what waits to be written is written once."""
     told.tell(POD, "Normal", "BackOff", "pulling", at=10.0)
     await posted(api, calls=1)
@@ -83,7 +83,7 @@ async def test_a_repetition_raises_the_count(api: kube.FakeKube, told: events.Re
     assert [call.verb for call in api.calls] == ["create", "get", "patch", "get"]
 
 
-async def test_what_the_agent_counted_is_the_count(api: kube.FakeKube, told: events.Recorder) -> None:
+async def test_what_the_agent_counted_is_the_count(api: kube.FakeKube, told: events.EventRecorder) -> None:
     """It tells only now and then how often a probe has failed."""
     now = time.time()
     told.tell(POD, "Warning", "Unhealthy", "Readiness probe failed", number=1, at=now)
@@ -93,14 +93,14 @@ async def test_what_the_agent_counted_is_the_count(api: kube.FakeKube, told: eve
     assert event["count"] == 40
 
 
-async def restarted(api: kube.FakeKube) -> tuple[events.Recorder, asyncio.Task[None]]:
+async def restarted(api: kube.FakeKube) -> tuple[events.EventRecorder, asyncio.Task[None]]:
     """The recorder of the next kubelet."""
     made = recorder(api)
     await made.load()
     return made, asyncio.create_task(made.run())
 
 
-async def test_a_kubelet_that_restarts_tells_nothing_twice(api: kube.FakeKube, told: events.Recorder) -> None:
+async def test_a_kubelet_that_restarts_tells_nothing_twice(api: kube.FakeKube, told: events.EventRecorder) -> None:
     """It asks once what was told, and then for nothing: not of one of thousands of the agents' events."""
     now = time.time()
     told.tell(POD, "Normal", "Started", "Container started", number=4, at=now)
@@ -118,7 +118,7 @@ async def test_a_kubelet_that_restarts_tells_nothing_twice(api: kube.FakeKube, t
     await background.end(task)
 
 
-async def test_what_is_told_once_ever_is_told_once_ever(api: kube.FakeKube, told: events.Recorder) -> None:
+async def test_what_is_told_once_ever_is_told_once_ever(api: kube.FakeKube, told: events.EventRecorder) -> None:
     """By a key, whatever its text says the next time, and whichever kubelet says it."""
     told.tell(POD, "Warning", "Evicted", "Slurm job 7 was cancelled", key="end")
     told.tell(POD, "Warning", "Evicted", "Slurm job 7 was cancelled, said again", key="end")
@@ -131,7 +131,7 @@ async def test_what_is_told_once_ever_is_told_once_ever(api: kube.FakeKube, told
 
 
 async def test_a_kubelet_that_cannot_learn_what_was_told_starts_all_the_same(
-    api: kube.FakeKube, told: events.Recorder
+    api: kube.FakeKube, told: events.EventRecorder
 ) -> None:
     """Its events are refused as known, then."""
     told.tell(POD, "Normal", "Started", "Container started")
@@ -145,7 +145,7 @@ async def test_a_kubelet_that_cannot_learn_what_was_told_starts_all_the_same(
 
 
 async def test_what_was_told_is_read_in_pages(
-    api: kube.FakeKube, told: events.Recorder, monkeypatch: pytest.MonkeyPatch
+    api: kube.FakeKube, told: events.EventRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An hour of many short pods leaves a hundred thousand events: they are never in memory together."""
     monkeypatch.setattr(events, "PAGE", 2)
@@ -160,7 +160,7 @@ async def test_what_was_told_is_read_in_pages(
     await background.end(task)
 
 
-async def test_an_event_that_has_expired_is_posted_anew(api: kube.FakeKube, told: events.Recorder) -> None:
+async def test_an_event_that_has_expired_is_posted_anew(api: kube.FakeKube, told: events.EventRecorder) -> None:
     """The API server keeps events for an hour; what goes on longer is still seen, with its count."""
     told.tell(POD, "Normal", "BackOff", "pulling")
     (event,) = await posted(api, calls=1)
@@ -171,7 +171,9 @@ async def test_an_event_that_has_expired_is_posted_anew(api: kube.FakeKube, told
 
 
 @pytest.mark.parametrize("error", [errors.ApiUnavailable("away"), errors.Rejected("403"), ValueError("a surprise")])
-async def test_no_failure_of_one_event_stops_the_others(api: kube.FakeKube, told: events.Recorder, error: Any) -> None:
+async def test_no_failure_of_one_event_stops_the_others(
+    api: kube.FakeKube, told: events.EventRecorder, error: Any
+) -> None:
     """An event that cannot be posted is lost, alone."""
     api.fail(error, verb="create", path=EVENTS)
     told.tell(POD, "Normal", "Lost", "x")
@@ -180,7 +182,7 @@ async def test_no_failure_of_one_event_stops_the_others(api: kube.FakeKube, told
 
 
 @pytest.mark.parametrize("odd", [0xDCE9, 0xD800])
-async def test_words_that_are_not_utf8_are_told(api: kube.FakeKube, told: events.Recorder, odd: int) -> None:
+async def test_words_that_are_not_utf8_are_told(api: kube.FakeKube, told: events.EventRecorder, odd: int) -> None:
     """A container may say anything, and its bytes come as surrogates; a registry may send surrogates of its own."""
     told.tell(POD, "Warning", "Failed", f"caf{chr(odd)}")
     (event,) = await posted(api, calls=1)
@@ -207,7 +209,7 @@ async def test_what_is_remembered_of_pods_is_bounded(api: kube.FakeKube, monkeyp
     assert list(made._told) == ["3", "4"]
 
 
-async def test_events_that_others_have_written_do_no_harm(api: kube.FakeKube, told: events.Recorder) -> None:
+async def test_events_that_others_have_written_do_no_harm(api: kube.FakeKube, told: events.EventRecorder) -> None:
     """Anybody may write one in the kubelet's name, with what he likes in it."""
     about = {"uid": "u", "name": "p", "namespace": "ns"}
     shapes: list[dict[str, Any]] = [

@@ -46,7 +46,7 @@ class World:
                 await asyncio.sleep(0)
                 if error is not None:
                     raise error
-        except gate.Held:
+        except gate.LaneClosed:
             return "held"
         except errors.HpkError:
             return "refused"
@@ -71,7 +71,7 @@ async def test_of_fifty_replicas_that_sbatch_refuses_one_asks(world: World) -> N
     """All at once, and yet one sbatch; the others wait for the pause, in sbatch's own words."""
     answers = await asyncio.gather(*(world.submit(f"p{n}", ALIKE, REFUSED) for n in range(50)))
     assert (world.calls, answers.count("refused"), answers.count("held")) == (1, 1, 49)
-    with pytest.raises(gate.Held, match="Invalid account") as caught:
+    with pytest.raises(gate.LaneClosed, match="Invalid account") as caught:
         world.gate.check("p1", ALIKE)
     assert caught.value.seconds == gate.PAUSES["refused"].first_seconds
 
@@ -81,7 +81,7 @@ async def test_only_the_first_in_line_comes_back_when_the_pause_is_over(world: W
     await asyncio.gather(*(world.submit(f"p{n}", NOBODYS, LIMIT) for n in range(50)))
     pauses = {}
     for uid in (f"p{n}" for n in range(1, 50)):
-        with pytest.raises(gate.Held) as caught:
+        with pytest.raises(gate.LaneClosed) as caught:
             world.gate.check(uid, NOBODYS)
         pauses[uid] = caught.value.seconds
     assert [uid for uid, pause in pauses.items() if pause < gate.PROBE_SECONDS] == ["p1"]
@@ -133,14 +133,14 @@ async def test_when_the_one_that_went_ahead_fails_the_others_need_not_wait_for_i
     assert await world.submit("p1", NOBODYS, LIMIT) == "refused"
     world.now += gate.PAUSES["limits"].first_seconds
     world.gate.check("p1", NOBODYS)  # and is on its way to sbatch
-    with pytest.raises(gate.Held) as caught:
+    with pytest.raises(gate.LaneClosed) as caught:
         world.gate.check("p2", NOBODYS)
     assert caught.value.seconds == gate.PROBE_SECONDS
     with pytest.raises(errors.SlurmUnavailable):
         async with world.gate.turn("p1", NOBODYS):
             raise LIMIT
     assert world.woken == ["p2"]
-    with pytest.raises(gate.Held) as caught:
+    with pytest.raises(gate.LaneClosed) as caught:
         world.gate.check("p2", NOBODYS)
     assert caught.value.seconds == 2 * gate.PAUSES["limits"].first_seconds
 
@@ -203,7 +203,7 @@ async def test_one_that_goes_ahead_and_gives_up_is_followed_by_another(world: Wo
     await asyncio.gather(*(world.submit(uid, NOBODYS, LIMIT) for uid in "abc"))
     world.now += 2
     world.gate.check("a", NOBODYS)
-    with pytest.raises(gate.Held):
+    with pytest.raises(gate.LaneClosed):
         world.gate.check("b", NOBODYS)
     world.gate.leave("a", NOBODYS)
     world.gate.check("b", NOBODYS)

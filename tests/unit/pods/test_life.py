@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpk.pods import life, model
+from hpk.pods import allocations, life
 from tests.unit.pods.test_worker import report
 
-QUEUED = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING")
-STARTED = model.AllocationState(phase=model.Phase.STARTED, state="RUNNING")
-COMPLETING = model.AllocationState(phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
-ENDED = model.AllocationState(phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
-GONE = model.AllocationState(phase=model.Phase.GONE)
-UNKNOWN = model.AllocationState()
+QUEUED = allocations.AllocationState(phase=allocations.Phase.QUEUED, state="PENDING")
+STARTED = allocations.AllocationState(phase=allocations.Phase.STARTED, state="RUNNING")
+COMPLETING = allocations.AllocationState(phase=allocations.Phase.STARTED, is_ending=True, state="COMPLETING")
+ENDED = allocations.AllocationState(phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
+GONE = allocations.AllocationState(phase=allocations.Phase.GONE)
+UNKNOWN = allocations.AllocationState()
 RUNS = report("u", 1)
 FINISHED = report("u", 2, finished_at=2.0)
 SIGNALLED = report("u", 2, finished_at=2.0, ended={"reason": "Signalled", "message": ""})
@@ -104,7 +104,9 @@ def test_a_pod_that_must_end_is_told_why(known: dict[str, Any], reason: str, gra
 
 
 @pytest.mark.parametrize(("state", "is_overdue"), [(None, True), (QUEUED, True), (STARTED, False), (UNKNOWN, False)])
-def test_a_pod_that_did_not_start_in_time_has_failed(state: model.AllocationState | None, *, is_overdue: bool) -> None:
+def test_a_pod_that_did_not_start_in_time_has_failed(
+    state: allocations.AllocationState | None, *, is_overdue: bool
+) -> None:
     """The agent ends one that has started."""
     assert (life.overdue(know(allocation=state, deadline_left=0.0)) == life.EXCEEDED) == is_overdue
     assert life.overdue(know(allocation=state, deadline_left=0.1)) is None

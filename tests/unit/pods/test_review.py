@@ -98,7 +98,7 @@ def test_memory_that_nobody_configured_refuses_nothing() -> None:
     """Slurm then says 1 MB of every node."""
     node = model.Node(name="c1", cpus=8, memory_bytes=1 << 20, state="idle", is_usable=True)
     cluster = admit.Cluster(
-        name="hpk", capacity=model.Capacity(cpus=8, memory_bytes=1, gres={}, nodes={"c1": node}, partitions={})
+        name="hpk", capacity=model.ClusterCapacity(cpus=8, memory_bytes=1, gres={}, nodes={"c1": node}, partitions={})
     )
     assert reviews(cluster).review("Pod", raw(requests={"memory": "4Gi"})) == (None, [])
 

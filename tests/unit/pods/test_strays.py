@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from hpk import errors, jobdir
-from hpk.pods import model, strays, submit
+from hpk.pods import allocations, strays, submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
 from tests import background, waiting
@@ -35,9 +35,9 @@ class Pods:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> jobdir.State:
+def state(tmp_path: Path) -> jobdir.StateDirectory:
     """A state directory."""
-    made = jobdir.State(str(tmp_path / "state"))
+    made = jobdir.StateDirectory(str(tmp_path / "state"))
     jobdir.make_directory(made.pods)
     return made
 
@@ -67,15 +67,15 @@ CASES: dict[str, tuple[dict[str, str], dict[str, bool], str, list[str]]] = {
 }
 
 
-def found(state: jobdir.State, jobs: list[slurm_model.Job], *, pods: Pods, follows: str = "") -> list[str]:
+def found(state: jobdir.StateDirectory, jobs: list[slurm_model.Job], *, pods: Pods, follows: str = "") -> list[str]:
     """The strays among these jobs, where no pod has left a directory."""
-    followed = {"u": model.Allocation(job_id=follows, uid="u")} if follows else {}
+    followed = {"u": allocations.Allocation(job_id=follows, uid="u")} if follows else {}
     ours = strays.ours(jobs, places=strays.places(state))
     return [stray.job_id for stray in strays.find(ours, left=(), followed=followed, pods=pods)]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_what_is_certainly_no_pods_goes(state: jobdir.State, name: str) -> None:
+def test_only_what_is_certainly_no_pods_goes(state: jobdir.StateDirectory, name: str) -> None:
     """A lost answer's job counts against limits; but a pod's own must never be taken for one."""
     words, over, follows, gone = CASES[name]
     jobs = [job(number, f"{state.pods}/u", word) for number, word in words.items()]
@@ -85,19 +85,19 @@ def test_only_what_is_certainly_no_pods_goes(state: jobdir.State, name: str) -> 
 @pytest.mark.parametrize(
     "directory", ["/home/a/other/pods/u", "{pods}-other/u", "{pods}/u/logs", "{pods}", "/home/a", "", "u"]
 )
-def test_jobs_of_another_control_plane_are_none_of_ours(state: jobdir.State, directory: str) -> None:
+def test_jobs_of_another_control_plane_are_none_of_ours(state: jobdir.StateDirectory, directory: str) -> None:
     """A second state directory of the same user's, or the user's own jobs, whatever they are called."""
     jobs = [job("1", directory.format(pods=state.pods), name="u", comment="u")]
     assert found(state, jobs, pods=Pods()) == []
 
 
-def test_a_job_that_a_person_submitted_from_there_is_theirs(state: jobdir.State) -> None:
+def test_a_job_that_a_person_submitted_from_there_is_theirs(state: jobdir.StateDirectory) -> None:
     """Somebody stood in the pod's directory and called sbatch with a script."""
     jobs = [job("1", f"{state.pods}/u", command="/home/a/my.sh"), job("2_[1-3]", f"{state.pods}/u")]
     assert found(state, jobs, pods=Pods()) == []
 
 
-async def test_a_pod_that_was_deleted_in_between_is_its_workers_to_end(state: jobdir.State) -> None:
+async def test_a_pod_that_was_deleted_in_between_is_its_workers_to_end(state: jobdir.StateDirectory) -> None:
     """Its directory is there: the job is not cancelled, the worker is woken, and ends it in order."""
     jobdir.make_directory(state.pod("u").root)
     jobs = [job("1", f"{state.pods}/u", RUNNING), job("2", f"{state.pods}/v"), job("3", f"{state.pods}/w")]
@@ -119,7 +119,9 @@ async def test_a_pod_that_was_deleted_in_between_is_its_workers_to_end(state: jo
     assert (woken, cancelled) == (["u"], ["2", "3"])
 
 
-async def test_a_home_that_hangs_holds_up_nothing_else(state: jobdir.State, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_home_that_hangs_holds_up_nothing_else(
+    state: jobdir.StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lease is renewed, and kubectl answered, while a look takes its time; nor is any error fatal."""
     loop = threading.get_ident()
     looked: list[bool] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from hpk import errors, jobdir
-from hpk.pods import model, submit
+from hpk.pods import allocations, submit
 from hpk.slurm import model as slurm_model
 from hpk.slurm import poller
 from tests import background
@@ -58,41 +58,41 @@ def job(job_id: str, word: str = "RUNNING", **fields: Any) -> slurm_model.Job:
     return slurm_model.Job(id=job_id, state=slurm_model.JobState(word), **fields)
 
 
-def allocator(state: jobdir.State, asked: FakePoller) -> submit.JobPerPod:
+def allocator(state: jobdir.StateDirectory, asked: FakePoller) -> submit.JobPerPod:
     """The allocator over what squeue says; it may not submit."""
     return submit.JobPerPod(cast("Any", None), cast("Any", asked), state=state, on_change=lambda _uid: None)
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> jobdir.State:
+def state(tmp_path: Path) -> jobdir.StateDirectory:
     """A state directory with the pod's own in it."""
-    made = jobdir.State(str(tmp_path))
+    made = jobdir.StateDirectory(str(tmp_path))
     jobdir.make_directory(made.pod(UID).root)
     return made
 
 
-async def test_a_full_file_system_loses_no_job(state: jobdir.State) -> None:
+async def test_a_full_file_system_loses_no_job(state: jobdir.StateDirectory) -> None:
     """The number is written down for the next kubelet only; this one follows the job all the same."""
     jobdir.make_directory(state.pod(UID).submission)  # nothing can be renamed onto it
     made = submit.JobPerPod(cast("Any", Sbatch()), cast("Any", FakePoller()), state=state, on_change=lambda _uid: None)
-    assert await made.allocate(UID, script="#!/bin/sh") == model.Allocation(job_id="42", uid=UID)
+    assert await made.allocate(UID, script="#!/bin/sh") == allocations.Allocation(job_id="42", uid=UID)
 
 
-async def test_a_pod_that_was_claimed_is_adopted_after_slurm_forgot_its_job(state: jobdir.State) -> None:
+async def test_a_pod_that_was_claimed_is_adopted_after_slurm_forgot_its_job(state: jobdir.StateDirectory) -> None:
     """A kubelet killed before it wrote the job down, and away for longer than MinJobAge, runs nothing twice."""
     jobdir.write_bytes(state.pod(UID).claim, b"17")
-    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="17", uid=UID)
+    assert await allocator(state, FakePoller()).find(UID) == allocations.Allocation(job_id="17", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "17"
 
 
-async def test_the_claim_counts_more_than_the_answer_of_sbatch(state: jobdir.State) -> None:
+async def test_the_claim_counts_more_than_the_answer_of_sbatch(state: jobdir.StateDirectory) -> None:
     """Of two jobs, made because an answer was lost, only that runs which came first."""
     jobdir.write_json(state.pod(UID).submission, {"job_id": "18", "submitted_at": 1.0})
     jobdir.write_bytes(state.pod(UID).claim, b"17")
-    assert await allocator(state, FakePoller()).find(UID) == model.Allocation(job_id="17", uid=UID)
+    assert await allocator(state, FakePoller()).find(UID) == allocations.Allocation(job_id="17", uid=UID)
 
 
-async def test_without_a_claim_slurm_is_asked_and_the_newest_job_counts(state: jobdir.State) -> None:
+async def test_without_a_claim_slurm_is_asked_and_the_newest_job_counts(state: jobdir.StateDirectory) -> None:
     """A job is recognised by its directory alone: anybody's comment or name may hold the UID."""
     asked = FakePoller(
         job("9", work_directory=DIRECTORY),
@@ -100,7 +100,7 @@ async def test_without_a_claim_slurm_is_asked_and_the_newest_job_counts(state: j
         job("11", comment=UID, name=UID, work_directory="/home/u/.hpk/pods/another"),
         job("12", work_directory=DIRECTORY, command="/home/u/my.sh"),
     )
-    assert await allocator(state, asked).find(UID) == model.Allocation(job_id="10", uid=UID)
+    assert await allocator(state, asked).find(UID) == allocations.Allocation(job_id="10", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "10"
 
 
@@ -131,25 +131,25 @@ def test_which_job_is_the_pods(name: str) -> None:
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"job_', b"[]", b"{}", b'{"job_id":7}', b'{"job_id":"-1"}', b"\0\0\0"])
-async def test_a_torn_record_is_a_missing_one(state: jobdir.State, torn: bytes) -> None:
+async def test_a_torn_record_is_a_missing_one(state: jobdir.StateDirectory, torn: bytes) -> None:
     """A power cut left it: Slurm is asked, the job is found, and written down anew; without one there is none."""
     jobdir.write_bytes(state.pod(UID).submission, torn)
     jobdir.write_bytes(state.pod(UID).claim, b"\0\0")
     assert await allocator(state, FakePoller()).find(UID) is None
     found = await allocator(state, FakePoller(job("5", work_directory=DIRECTORY))).find(UID)
-    assert found == model.Allocation(job_id="5", uid=UID)
+    assert found == allocations.Allocation(job_id="5", uid=UID)
     assert jobdir.read_json(state.pod(UID).submission)["job_id"] == "5"
 
 
-async def test_a_claim_without_a_name_leaves_the_answer_to_slurm(state: jobdir.State) -> None:
+async def test_a_claim_without_a_name_leaves_the_answer_to_slurm(state: jobdir.StateDirectory) -> None:
     """The agent was killed between making the file and writing to it."""
     jobdir.write_bytes(state.pod(UID).claim, b"")
     asked = FakePoller(job("5", work_directory=DIRECTORY))
-    assert await allocator(state, asked).find(UID) == model.Allocation(job_id="5", uid=UID)
+    assert await allocator(state, asked).find(UID) == allocations.Allocation(job_id="5", uid=UID)
 
 
 @pytest.mark.parametrize("record", ["claim", "submission"])
-async def test_a_file_system_that_fails_submits_nothing(state: jobdir.State, record: str) -> None:
+async def test_a_file_system_that_fails_submits_nothing(state: jobdir.StateDirectory, record: str) -> None:
     """Not knowing whether the pod has run is a reason to wait."""
     jobdir.make_directory(getattr(state.pod(UID), record))
     with pytest.raises(errors.Retryable):
@@ -169,7 +169,7 @@ class FakeSlurm:
 
 
 @pytest.mark.parametrize("record", ["claim", "submission"])
-async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir.State, record: str) -> None:
+async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir.StateDirectory, record: str) -> None:
     """A Slurm that was set up anew counts from 1 again: the pod's own job is gone, and the other is not touched.
 
     With a real poller, whose first answer came before the pod's job was followed.
@@ -188,12 +188,12 @@ async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir
     await mine.ask_to_end(found)
     await polling.fresh()
     await mine.release(found)
-    assert mine.observe(found).phase is model.Phase.GONE
+    assert mine.observe(found).phase is allocations.Phase.GONE
     assert slurm.cancelled == []
     await background.end(asking)
 
 
-async def test_nothing_is_cancelled_while_slurm_does_not_say_whose_it_is(state: jobdir.State) -> None:
+async def test_nothing_is_cancelled_while_slurm_does_not_say_whose_it_is(state: jobdir.StateDirectory) -> None:
     """Silence is no leave to end a number."""
     source = fake.FakeSource()
     polling = poller.Poller(source, poll_seconds=0.01)
@@ -203,7 +203,7 @@ async def test_nothing_is_cancelled_while_slurm_does_not_say_whose_it_is(state: 
     mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=lambda _uid: None)
     source.error = errors.SlurmUnavailable("away")
     with pytest.raises(errors.SlurmUnavailable):
-        await mine.release(model.Allocation(job_id="17", uid=UID))
+        await mine.release(allocations.Allocation(job_id="17", uid=UID))
     assert slurm.cancelled == []
     await background.end(asking)
 
@@ -228,7 +228,7 @@ class Slurm(FakeSlurm):
         return dict.fromkeys(ids, self.last)
 
 
-async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdir.State) -> None:
+async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdir.StateDirectory) -> None:
     """A slurmctld that was killed may forget its newest job: what was seen of that one says nothing of the next."""
     slurm, clock = Slurm(), iter(float(second) for second in range(1000))
     polling = poller.Poller(slurm, clock=lambda: next(clock))
@@ -237,16 +237,16 @@ async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdi
     mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=lambda _uid: None)
     given = await mine.allocate(UID, script="#!/bin/sh")
     mine.watch(UID, given)
-    assert mine.observe(given).phase is model.Phase.UNKNOWN
+    assert mine.observe(given).phase is allocations.Phase.UNKNOWN
     assert await mine.recall(given) is None
     await mine.release(given)
     assert slurm.cancelled == ["17"]
     await polling.fresh()  # and still only the other one has the number
-    assert mine.observe(given).phase is model.Phase.GONE
+    assert mine.observe(given).phase is allocations.Phase.GONE
     await background.end(asking)
 
 
-async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(state: jobdir.State) -> None:
+async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(state: jobdir.StateDirectory) -> None:
     """It is watched on, and nobody takes what sbatch has just given to one for the other's."""
     slurm, woken = Slurm(), list[str]()
     source = fake.FakeSource()
@@ -254,7 +254,7 @@ async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(st
     asking = asyncio.create_task(polling.run())
     await polling.fresh()
     mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=woken.append)
-    before = model.Allocation(job_id="17", uid="before")
+    before = allocations.Allocation(job_id="17", uid="before")
     mine.watch("before", before)
     given = await mine.allocate(UID, script="#!/bin/sh")
     mine.watch(UID, given)
@@ -264,16 +264,16 @@ async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(st
     mine.forget(before)
     source.answer = []
     await polling.fresh()
-    assert mine.observe(given).phase is model.Phase.GONE
+    assert mine.observe(given).phase is allocations.Phase.GONE
     assert woken[-1] == UID
     await background.end(asking)
 
 
 @pytest.mark.parametrize(
     ("word", "phase", "is_ending"),
-    [("COMPLETING", model.Phase.STARTED, True), ("RUNNING", model.Phase.STARTED, False)],
+    [("COMPLETING", allocations.Phase.STARTED, True), ("RUNNING", allocations.Phase.STARTED, False)],
 )
-def test_a_job_that_slurm_ends_is_known_as_such(word: str, phase: model.Phase, is_ending: bool) -> None:  # noqa: FBT001
+def test_a_job_that_slurm_ends_is_known_as_such(word: str, phase: allocations.Phase, is_ending: bool) -> None:  # noqa: FBT001
     """It has not ended, and Slurm has yet to say why."""
     state = submit.state_of(job("7", word))
     assert (state.phase, state.is_ending, state.is_over) == (phase, is_ending, False)

@@ -59,7 +59,7 @@ def mode(file: str) -> int:
 
 async def test_a_queued_pod_s_token_is_renewed_in_its_plan(world: path.World) -> None:
     """With what it was requested by; nothing else in the plan changes, and nobody else can read it."""
-    world.preparer.tokens = [sources.Token("new", LATER)]
+    world.preparer.tokens = [sources.IssuedToken("new", LATER)]
     uid = world.create()
     await world.until(lambda: planned(world, uid) == ["new", "ca"])
     assert world.preparer.tokens_asked == [("vault", 600)]
@@ -69,7 +69,7 @@ async def test_a_queued_pod_s_token_is_renewed_in_its_plan(world: path.World) ->
 
 async def test_an_api_server_that_is_away_is_asked_again(world: path.World) -> None:
     """The pod waits on, as it was."""
-    world.preparer.tokens = [errors.ApiUnavailable("away"), errors.Rejected("no"), sources.Token("new", LATER)]
+    world.preparer.tokens = [errors.ApiUnavailable("away"), errors.Rejected("no"), sources.IssuedToken("new", LATER)]
     uid = world.create()
     await world.until(lambda: planned(world, uid) == ["new", "ca"])
     assert world.status()["phase"] == "Pending"
@@ -78,7 +78,7 @@ async def test_an_api_server_that_is_away_is_asked_again(world: path.World) -> N
 async def test_a_token_that_is_refused_is_told_on_the_pod(world: path.World) -> None:
     """Its service account is gone: the token will end, and the pod's owner reads why; an outage is not the pod's."""
     gone = errors.NotFound('serviceaccounts "robot" not found')
-    world.preparer.tokens = [errors.ApiUnavailable("away"), gone, sources.Token("new", LATER)]
+    world.preparer.tokens = [errors.ApiUnavailable("away"), gone, sources.IssuedToken("new", LATER)]
     uid = world.create()
     await world.until(lambda: planned(world, uid) == ["new", "ca"])
     (event,) = [event for event in world.told() if event.reason == "FailedMount"]
@@ -87,7 +87,7 @@ async def test_a_token_that_is_refused_is_told_on_the_pod(world: path.World) -> 
 
 async def test_a_running_pod_s_agent_is_sent_the_files(world: path.World) -> None:
     """Only the volume that holds the token, once for each stream: another may have read the old plan."""
-    world.preparer.tokens = [sources.Token("new", LATER)]
+    world.preparer.tokens = [sources.IssuedToken("new", LATER)]
     uid = await test_worker.running(world)
     await world.until(lambda: [texts(volumes) for volumes in world.line.renewed] == [["new", "ca"]])
     await world.agents.disconnected(uid)
@@ -99,7 +99,7 @@ async def test_a_running_pod_s_agent_is_sent_the_files(world: path.World) -> Non
 async def test_an_older_agent_is_left_as_it_is(world: path.World) -> None:
     """It keeps its token, the plan gets the new one, and nobody tries without end."""
     world.line.is_old = True
-    world.preparer.tokens = [sources.Token("new", LATER)]
+    world.preparer.tokens = [sources.IssuedToken("new", LATER)]
     uid = await test_worker.running(world)
     await world.until(lambda: planned(world, uid) == ["new", "ca"])
     await world.agents.took_report(uid, test_worker.report(uid, 2, state="terminated", finished_at=2.0))
@@ -109,7 +109,7 @@ async def test_an_older_agent_is_left_as_it_is(world: path.World) -> None:
 
 async def test_a_pod_that_started_without_a_kubelet_gets_a_token(world: path.World) -> None:
     """The next kubelet finds in the plan that it is overdue."""
-    world.preparer.tokens = [sources.Token("soon", LATER), sources.Token("new", LATER)]
+    world.preparer.tokens = [sources.IssuedToken("soon", LATER), sources.IssuedToken("new", LATER)]
     uid = world.create()
     await world.until(lambda: planned(world, uid) == ["soon", "ca"])
     await world.stop()
@@ -134,7 +134,7 @@ async def test_a_pod_without_tokens_asks_for_none(world: path.World) -> None:
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_plan_that_was_removed_stays_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """What was cleared away because the pod is over is not written again, however close the two are."""
-    state = jobdir.State(str(tmp_path))
+    state = jobdir.StateDirectory(str(tmp_path))
     used: Any = SimpleNamespace(state=state)
     made = tokens.Tokens("u", used)
     jobdir.make_directory(state.pod("u").root)

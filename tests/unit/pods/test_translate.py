@@ -32,7 +32,7 @@ CLUSTER = admit.Cluster(
     flags={"partition": "main", "account": "lab"},
     network="flannel",
 )
-LINK: records.Link = {"ca": "a", "certificate": "b", "key": "c"}
+LINK: records.LinkCredentials = {"ca": "a", "certificate": "b", "key": "c"}
 
 
 def pod(container: dict[str, Any] | None = None, *, annotations: dict[str, str] | None = None, **spec: Any) -> v1.Pod:

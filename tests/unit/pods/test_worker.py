@@ -12,7 +12,7 @@ from structlog import testing
 
 from hpk import errors, jobdir, records
 from hpk.aio import backoff
-from hpk.pods import admit, life, model, prepare, termination
+from hpk.pods import admit, allocations, life, prepare, termination
 from tests.fakes import path
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def running(world: path.World, name: str = "p", **spec: Any) -> str:
     """A pod that runs, with its agent on the line; its UID."""
     uid = world.create(name, **spec)
     await world.until(lambda: uid in world.allocator.submitted)
-    world.allocator.say("101", phase=model.Phase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, state="RUNNING")
     await world.agents.connected(uid)
     await world.agents.took_report(uid, report(uid, 1))
     await world.until(lambda: world.status(name).get("phase") == "Running")
@@ -91,7 +91,7 @@ async def test_a_pod_deleted_as_its_job_starts_keeps_its_grace(world: path.World
     """The agent has not dialled yet: the job is not cancelled under it, and it is asked as soon as it has."""
     uid = world.create()
     await world.until(lambda: uid in world.allocator.submitted)
-    world.allocator.say("101", phase=model.Phase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, state="RUNNING")
     await world.until(lambda: "is PENDING" not in str(world.status().get("message")) and bool(world.status()))
     await world.delete(grace=9)
     await world.agents.connected(uid)
@@ -165,7 +165,9 @@ async def test_a_submission_whose_answer_was_lost_is_not_repeated(world: path.Wo
     world.allocator.refusals = [errors.SlurmUnavailable("timed out", may_have_succeeded=True)]
     uid = world.create()
     world.allocator.found[uid] = "101"
-    world.allocator.jobs["101"] = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING", reason="Resources")
+    world.allocator.jobs["101"] = allocations.AllocationState(
+        phase=allocations.Phase.QUEUED, state="PENDING", reason="Resources"
+    )
     await world.until(lambda: "Slurm job 101" in str(world.status().get("message")))
     assert world.allocator.submitted == []
 
@@ -176,7 +178,9 @@ async def test_a_lost_submission_that_slurm_takes_up_late_is_not_repeated(world:
     uid = world.create()
     await world.until(lambda: world.allocator.looked == [uid])
     world.allocator.found[uid] = "101"
-    world.allocator.jobs["101"] = model.AllocationState(phase=model.Phase.QUEUED, state="PENDING", reason="Resources")
+    world.allocator.jobs["101"] = allocations.AllocationState(
+        phase=allocations.Phase.QUEUED, state="PENDING", reason="Resources"
+    )
     await world.until(lambda: "Slurm job 101" in str(world.status().get("message")))
     assert world.allocator.submitted == []
 
@@ -233,7 +237,7 @@ async def test_a_cancelled_job_fails_the_pod_with_the_reason(world: path.World) 
     """What Slurm ended is Failed, whatever the restart policy, and is not run again; an event says so too."""
     uid = await running(world, restartPolicy="Always")
     await world.agents.disconnected(uid)
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
     assert "cancelled" in world.status()["message"]
@@ -245,7 +249,7 @@ async def test_no_event_blames_slurm_for_a_pod_that_is_deleted_in_the_queue(worl
     """Its job is cancelled, by us."""
     world.create()
     await world.until(lambda: world.allocator.submitted != [])
-    world.allocator.say("101", phase=model.Phase.QUEUED, state="PENDING")
+    world.allocator.say("101", phase=allocations.Phase.QUEUED, state="PENDING")
     await world.delete()
     await world.until(lambda: not world.exists())
     assert "Evicted" not in {event.reason for event in world.told()}
@@ -271,11 +275,11 @@ async def test_slurms_word_is_waited_for_by_our_own_watch(world: path.World, ske
 async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(world: path.World) -> None:
     """However long the site's epilog takes: only then Slurm says what it did."""
     uid = await running(world)
-    world.allocator.say("101", phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, is_ending=True, state="COMPLETING")
     await was_signalled(world, uid)
     await world.passes(life.COMPLETING_SECONDS / 2)
     assert world.status()["phase"] == "Running"
-    world.allocator.say("101", phase=model.Phase.QUEUED, state="PENDING", reason="BeginTime")
+    world.allocator.say("101", phase=allocations.Phase.QUEUED, state="PENDING", reason="BeginTime")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert "was requeued" in world.status()["message"]
 
@@ -284,7 +288,7 @@ async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(world:
 async def test_slurm_is_not_waited_for_for_ever(world: path.World, how: str) -> None:
     """A job that is stuck in its end; nobody needs a reason for a pod that is deleted."""
     uid = await running(world)
-    world.allocator.say("101", phase=model.Phase.STARTED, is_ending=True, state="COMPLETING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, is_ending=True, state="COMPLETING")
     if how == "is deleted":
         await world.delete()
     await was_signalled(world, uid)
@@ -295,7 +299,7 @@ async def test_silence_of_slurm_changes_nothing(world: path.World) -> None:
     """UNKNOWN is not gone: a pod whose job Slurm does not speak of stays as it is."""
     uid = await running(world)
     await world.agents.disconnected(uid)
-    world.allocator.say("101", phase=model.Phase.UNKNOWN)
+    world.allocator.say("101", phase=allocations.Phase.UNKNOWN)
     await world.agents.connected(uid)
     await world.agents.took_report(uid, report(uid, 2, pod_ip="10.244.0.9"))
     await world.until(lambda: world.status()["podIP"] == "10.244.0.9")
@@ -330,14 +334,14 @@ async def test_a_pod_past_its_deadline_whose_agent_does_not_listen_fails_when_it
     await running(world, terminationGracePeriodSeconds=0)
     cancelled: list[str] = []
 
-    async def release(allocation: model.Allocation, **_: Any) -> None:
+    async def release(allocation: allocations.Allocation, **_: Any) -> None:
         cancelled.append(allocation.job_id)  # Slurm takes its KillWait
 
     monkeypatch.setattr(world.allocator, "release", release)
     await world.api.patch(f"{path.PODS}/p", {"spec": {"activeDeadlineSeconds": 1}})
     await world.until(lambda: len(cancelled) > 1)
     assert world.status()["phase"] == "Running"
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "DeadlineExceeded"
     assert "terminated" in world.status()["containerStatuses"][0]["state"]
@@ -396,14 +400,14 @@ async def test_finished_pods_leave_no_worker(world: path.World) -> None:
     """Memory does not grow with what is over."""
     uid = await running(world)
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: not world.pods._workers)
     assert world.agents.newest(uid) is None
 
 
 async def test_a_replica_waits_where_another_was_refused_for_good(world: path.World) -> None:
     """It stays Pending, tells sbatch's words, and is submitted when its turn has come."""
-    world.gate._pauses["refused"] = backoff.Policy(first_seconds=0.3, cap_seconds=0.3)
+    world.gate._pauses["refused"] = backoff.BackoffPolicy(first_seconds=0.3, cap_seconds=0.3)
     world.allocator.refusals = [errors.JobRefused("Invalid account")]
     for name in ("first", "second"):
         owner = {"kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
@@ -421,10 +425,10 @@ async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(world: path.Wo
     """A kubelet that was away longer than slurmctld remembers still tells the true reason."""
     uid = await running(world)
     await world.agents.disconnected(uid)
-    world.allocator.accounted["101"] = model.AllocationState(
-        phase=model.Phase.ENDED, cause=model.Cause.NODE_FAILED, state="NODE_FAIL"
+    world.allocator.accounted["101"] = allocations.AllocationState(
+        phase=allocations.Phase.ENDED, cause=allocations.Cause.NODE_FAILED, state="NODE_FAIL"
     )
-    world.allocator.say("101", phase=model.Phase.GONE)
+    world.allocator.say("101", phase=allocations.Phase.GONE)
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert "node failed" in world.status()["message"]
 
@@ -437,8 +441,8 @@ async def test_a_slurm_that_does_not_say_how_a_job_ended_is_asked_again(
     uid = await running(world)
     await world.agents.disconnected(uid)
     world.allocator.silent = silent
-    ended: dict[str, Any] = {"phase": model.Phase.ENDED, "cause": model.Cause.FINISHED, "state": "FAILED"}
-    world.allocator.accounted["101"] = model.AllocationState(exit_code=records.UNRECORDED["Succeeded"], **ended)
+    ended: dict[str, Any] = {"phase": allocations.Phase.ENDED, "cause": allocations.Cause.FINISHED, "state": "FAILED"}
+    world.allocator.accounted["101"] = allocations.AllocationState(exit_code=records.UNRECORDED["Succeeded"], **ended)
     world.allocator.say("101", **ended)
     await world.until(lambda: world.status()["phase"] != "Running")
     assert world.status()["phase"] == phase
@@ -447,7 +451,7 @@ async def test_a_slurm_that_does_not_say_how_a_job_ended_is_asked_again(
 async def test_one_answer_that_lacks_a_job_ends_no_pod(world: path.World) -> None:
     """Its agent is on the line: the pod runs, whatever Slurm has forgotten; and what Slurm says later counts."""
     uid = await running(world)
-    for phase in (model.Phase.GONE, model.Phase.STARTED):
+    for phase in (allocations.Phase.GONE, allocations.Phase.STARTED):
         world.allocator.say("101", phase=phase, state="RUNNING")
         await world.agents.took_report(uid, report(uid, 2, pod_ip=f"10.0.0.{len(phase.value)}"))
         await world.passes(life.LINK_SILENCE_SECONDS + 1)
@@ -455,7 +459,7 @@ async def test_one_answer_that_lacks_a_job_ends_no_pod(world: path.World) -> Non
     await world.agents.disconnected(uid)
     await world.passes(life.LINK_SILENCE_SECONDS + 1)
     assert world.status()["phase"] == "Running"
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
 
@@ -465,13 +469,13 @@ async def test_slurms_word_on_a_job_that_one_answer_lacked_counts(world: path.Wo
     uid = await running(world)
     await world.agents.disconnected(uid)
     one = world.pods._workers[uid]
-    world.allocator.say("101", phase=model.Phase.GONE)
+    world.allocator.say("101", phase=allocations.Phase.GONE)
     await world.until(lambda: one._observer._ended_at is not None)
-    world.allocator.say("101", phase=model.Phase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, state="RUNNING")
     await world.until(lambda: one._observer._ended_at is None)
-    world.allocator.say("101", phase=model.Phase.GONE)
+    world.allocator.say("101", phase=allocations.Phase.GONE)
     await world.until(lambda: one._observer._ended_at is not None)
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
 
@@ -482,10 +486,10 @@ async def test_slurm_is_asked_again_for_a_job_that_it_has_forgotten_though_its_a
     """Its node's slurmd has died: where accounting does not answer at once, nothing else would make a round."""
     await running(world)
     world.allocator.silent = 1
-    world.allocator.accounted["101"] = model.AllocationState(
-        phase=model.Phase.ENDED, cause=model.Cause.NODE_FAILED, state="NODE_FAIL"
+    world.allocator.accounted["101"] = allocations.AllocationState(
+        phase=allocations.Phase.ENDED, cause=allocations.Cause.NODE_FAILED, state="NODE_FAIL"
     )
-    world.allocator.say("101", phase=model.Phase.GONE)
+    world.allocator.say("101", phase=allocations.Phase.GONE)
     await world.until(lambda: world.line.reasons == ["Signalled"])
 
 
@@ -503,8 +507,8 @@ async def test_what_a_job_printed_last_is_in_the_status(
     uid = world.create()
     await world.until(lambda: uid in world.allocator.submitted)
     jobdir.write_bytes(world.state.pod(uid).output, f"stages script=1\n{printed}\n\n".encode())
-    world.allocator.say("101", phase=model.Phase.STARTED, state="RUNNING")
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="FAILED")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED")
     await world.until(lambda: world.status().get("phase") == "Failed")
     assert world.status()["reason"] == reason
     assert words in world.status()["message"]
@@ -515,7 +519,7 @@ async def test_an_exit_code_tells_how_a_pod_ended_where_its_home_was_full(world:
     uid = await running(world)
     await world.agents.disconnected(uid)
     told = {"state": "FAILED", "exit_code": records.UNRECORDED["Succeeded"]}
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, **told)
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, **told)
     await world.until(lambda: world.status()["phase"] != "Running")
     assert world.status()["phase"] == "Succeeded"
 
@@ -533,7 +537,7 @@ async def test_of_two_jobs_that_one_is_followed_which_runs_the_pod(world: path.W
     uid = world.create()
     await world.until(lambda: uid in world.allocator.submitted)
     world.allocator.claims[uid] = "100"
-    world.allocator.say("100", phase=model.Phase.STARTED, state="RUNNING")
+    world.allocator.say("100", phase=allocations.Phase.STARTED, state="RUNNING")
     await world.agents.connected(uid)
     await world.agents.took_report(uid, report(uid, 1, job_id="100"))
     await world.until(lambda: world.status().get("phase") == "Running" and world.allocator.released == ["101"])
@@ -546,8 +550,8 @@ async def test_a_job_that_left_the_pod_to_another_is_not_its_end(world: path.Wor
     uid = world.create()
     await world.until(lambda: uid in world.allocator.submitted)
     world.allocator.claims[uid] = "100"
-    world.allocator.say("100", phase=model.Phase.STARTED, state="RUNNING")
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    world.allocator.say("100", phase=allocations.Phase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: "100" in world.allocator._watches)
     await world.agents.took_report(uid, report(uid, 1, state="terminated", finished_at=2.0, job_id="100"))
     await world.until(lambda: world.status()["phase"] == "Succeeded")
@@ -556,7 +560,7 @@ async def test_a_job_that_left_the_pod_to_another_is_not_its_end(world: path.Wor
 async def test_a_pod_that_outlives_its_job_is_ended_before_it_is_failed(world: path.World) -> None:
     """A node's slurmd died: Slurm gives the job up, but its processes run on, and a replacement would run beside."""
     uid = await running(world)
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.NODE_FAILED, state="NODE_FAIL")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.NODE_FAILED, state="NODE_FAIL")
     await world.until(lambda: world.line.reasons == ["Signalled"])
     assert world.status()["phase"] == "Running"
     ended = {"reason": "Signalled", "message": ""}
@@ -589,7 +593,7 @@ async def test_a_plan_that_cannot_be_read_makes_no_second_job(world: path.World,
 
 async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(world: path.World) -> None:
     """Forty pods, five jobs at a time: what a pod needs is made once it can go, and is never in memory for many."""
-    long = backoff.Policy(first_seconds=3600.0, cap_seconds=3600.0)
+    long = backoff.BackoffPolicy(first_seconds=3600.0, cap_seconds=3600.0)
     world.gate._pauses["limits"] = long
     world.allocator.limit = 5
     uids = [world.create(f"p{number}") for number in range(40)]
@@ -606,7 +610,7 @@ async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(world: path.World) 
         job_id = str(101 + done)
         over = report(uid, 2, state="terminated", finished_at=2.0, job_id=job_id)
         await world.agents.took_report(uid, over)
-        world.allocator.say(job_id, phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+        world.allocator.say(job_id, phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
         await world.until(lambda done=done: len(world.allocator.submitted) == done + 6)  # type: ignore[misc]
     assert sorted(world.allocator.submitted) == sorted(uids)
     assert (len(world.preparer.prepared) - before, world.allocator.refused) == (35, 1)
@@ -615,10 +619,10 @@ async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(world: path.World) 
 
 async def test_the_deletion_of_finished_pods_gives_nobody_a_place(world: path.World) -> None:
     """Their jobs ended long ago: at a limit nothing is prepared and submitted in vain for each that is cleared away."""
-    world.gate._pauses["limits"] = backoff.Policy(first_seconds=3600.0, cap_seconds=3600.0)
+    world.gate._pauses["limits"] = backoff.BackoffPolicy(first_seconds=3600.0, cap_seconds=3600.0)
     uid = await running(world, "done")
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: not world.pods._workers)
     world.allocator.found[uid] = "101"
     world.allocator.limit = 1
@@ -639,12 +643,12 @@ async def test_the_end_of_a_job_that_an_earlier_kubelet_submitted_gives_a_place(
     uid = await running(world, "old")
     world.allocator.found[uid] = "101"
     await world.restart()
-    world.gate._pauses["limits"] = backoff.Policy(first_seconds=3600.0, cap_seconds=3600.0)
+    world.gate._pauses["limits"] = backoff.BackoffPolicy(first_seconds=3600.0, cap_seconds=3600.0)
     world.allocator.limit = 1
     held = world.create("new")
     await world.until(lambda: world.gate_holds(held))
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: world.allocator.submitted == [uid, held])
 
 
@@ -661,7 +665,7 @@ async def test_a_pod_deleted_while_it_waits_for_a_place_goes_at_once(world: path
 
 async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(world: path.World) -> None:
     """No sbatch was called for it: nothing is known of the limit, and the free place is another's."""
-    world.gate._pauses["limits"] = backoff.Policy(first_seconds=3600.0, cap_seconds=3600.0)
+    world.gate._pauses["limits"] = backoff.BackoffPolicy(first_seconds=3600.0, cap_seconds=3600.0)
     world.allocator.limit = 1
     uid = world.create("p0")
     await world.until(lambda: world.allocator.submitted == [uid])
@@ -671,7 +675,7 @@ async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(world: pat
     await world.used.submissions.acquire()
     over = report(uid, 2, state="terminated", finished_at=2.0)
     await world.agents.took_report(uid, over)
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: world.preparer.prepared.count("p1") == 2)
     first, known = world.pod("p1").metadata.uid, world.pods.informer.objects
     await world.delete("p1")
@@ -795,7 +799,7 @@ async def test_a_finished_pod_s_secrets_leave_the_home(world: path.World) -> Non
     half.write_text("as a kubelet leaves it that is killed while it writes")
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
     await world.until(lambda: world.status()["phase"] == "Succeeded")
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: not plan.exists() and not half.exists())
     await world.until(script.exists)
 
@@ -807,12 +811,12 @@ async def test_an_agents_last_word_has_its_time_though_slurm_is_slow_to_answer(
     uid = await running(world)
     await world.agents.disconnected(uid)
 
-    async def recall(_: model.Allocation) -> None:
+    async def recall(_: allocations.Allocation) -> None:
         await asyncio.sleep(2 * life.LAST_WORD_SECONDS)
         jobdir.write_json(world.state.pod(uid).report, report(uid, 2, state="terminated", finished_at=2.0))
 
     monkeypatch.setattr(world.allocator, "recall", recall)
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="COMPLETED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: world.status()["phase"] != "Running")
     assert world.status()["phase"] == "Succeeded"
 
@@ -823,17 +827,17 @@ async def test_a_deadline_that_passed_unseen_is_not_the_reason_of_an_earlier_end
     """Sbatch's answer was lost, and Slurm was away; meanwhile the pod ran, and failed in its time."""
     is_away = True
 
-    async def find(_: str) -> model.Allocation:
+    async def find(_: str) -> allocations.Allocation:
         if is_away:
             raise errors.SlurmUnavailable("slurmctld is away")
-        return model.Allocation(job_id="101")
+        return allocations.Allocation(job_id="101")
 
     monkeypatch.setattr(world.allocator, "find", find)
     world.allocator.refusals.append(errors.SlurmUnavailable("timed out", may_have_succeeded=True))
     uid = world.create(activeDeadlineSeconds=60)
     await world.passes(100)
     jobdir.write_json(world.state.pod(uid).report, report(uid, 2, state="terminated", code=1, finished_at=2.0))
-    world.allocator.say("101", phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="FAILED")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED")
     is_away = False
     await world.until(lambda: world.status().get("phase") == "Failed")
     assert "reason" not in world.status() or world.status()["reason"] is None
@@ -845,7 +849,7 @@ async def test_a_pod_has_started_when_it_was_first_seen_though_slurm_was_away(
     """Its deadline counts from there; a kubelet before this one has not written it down."""
     look, before = world.allocator.find, world.clock.time()
 
-    async def find(uid: str) -> model.Allocation | None:
+    async def find(uid: str) -> allocations.Allocation | None:
         if world.clock.time() < before + 100:
             raise errors.SlurmUnavailable("slurmctld is away")
         return await look(uid)
@@ -865,7 +869,7 @@ async def test_an_agent_on_the_line_is_asked_to_end_though_nobody_says_whose_the
     """Of two jobs another than ours runs the pod; Slurm, or the file system, is away."""
     uid = await running(world)
 
-    async def claimant(_: str) -> model.Allocation:
+    async def claimant(_: str) -> allocations.Allocation:
         raise fault
 
     monkeypatch.setattr(world.allocator, "claimant", claimant)
@@ -880,8 +884,10 @@ async def test_a_deadline_is_the_reason_of_a_cancellation_whose_answer_was_lost(
     """Slurm has cancelled the job though scancel failed."""
     await running(world, terminationGracePeriodSeconds=0)
 
-    async def release(allocation: model.Allocation, **_: Any) -> None:
-        world.allocator.say(allocation.job_id, phase=model.Phase.ENDED, cause=model.Cause.CANCELLED, state="CANCELLED")
+    async def release(allocation: allocations.Allocation, **_: Any) -> None:
+        world.allocator.say(
+            allocation.job_id, phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED"
+        )
         raise errors.SlurmUnavailable("timed out")
 
     monkeypatch.setattr(world.allocator, "release", release)

@@ -59,22 +59,22 @@ async def test_passing_refusals(name: str) -> None:
 @pytest.mark.parametrize(
     "result",
     [
-        runner.Result(code=-9, end="timeout"),
-        runner.Result(code=-9, end="overflow"),
-        runner.Result(code=1, end="failed", stderr=b"OSError: [Errno 24] Too many open files"),
-        runner.Result(code=0, stdout=b"hello\n"),
-        runner.Result(code=0),
-        runner.Result(code=-15),
-        runner.Result(
+        runner.CommandResult(code=-9, end="timeout"),
+        runner.CommandResult(code=-9, end="overflow"),
+        runner.CommandResult(code=1, end="failed", stderr=b"OSError: [Errno 24] Too many open files"),
+        runner.CommandResult(code=0, stdout=b"hello\n"),
+        runner.CommandResult(code=0),
+        runner.CommandResult(code=-15),
+        runner.CommandResult(
             code=-9, stderr=b"sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n"
         ),
-        runner.Result(code=137, stderr=b"/usr/local/bin/sbatch: line 3: 4711 Killed\n"),
-        runner.Result(code=143, stderr=b"Terminated\n"),
-        runner.Result(code=1),
-        runner.Result(code=1, stdout=b"42\n", stderr=b"sbatch: error: the site's own epilogue failed\n"),
+        runner.CommandResult(code=137, stderr=b"/usr/local/bin/sbatch: line 3: 4711 Killed\n"),
+        runner.CommandResult(code=143, stderr=b"Terminated\n"),
+        runner.CommandResult(code=1),
+        runner.CommandResult(code=1, stdout=b"42\n", stderr=b"sbatch: error: the site's own epilogue failed\n"),
     ],
 )
-async def test_an_unclear_submission_may_have_succeeded(result: runner.Result) -> None:
+async def test_an_unclear_submission_may_have_succeeded(result: runner.CommandResult) -> None:
     """Killed, mute, or with an answer that is none: whoever asked must look for the job first, and nothing is final."""
     with pytest.raises(errors.SlurmUnavailable) as caught:
         await client.Slurm(fake.Conversation(("sbatch", result))).submit("#!/bin/sh\n", directory=HOME)
@@ -112,16 +112,16 @@ async def test_ten_thousand_jobs_are_read_beside_the_event_loop(monkeypatch: pyt
     "reply",
     [
         fake.refusal("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"),
-        runner.Result(code=-9, end="timeout"),
-        runner.Result(code=-9, end="overflow"),
-        runner.Result(code=-15),
-        runner.Result(code=143, stdout=fake.squeue().encode()),
-        runner.Result(code=0, stdout=b"101  main  p  alice  R  1:00  1 c1\n"),
-        runner.Result(code=0, stdout=fake.squeue(("1",) * 11, end="\x1eanother-mark").encode()),
+        runner.CommandResult(code=-9, end="timeout"),
+        runner.CommandResult(code=-9, end="overflow"),
+        runner.CommandResult(code=-15),
+        runner.CommandResult(code=143, stdout=fake.squeue().encode()),
+        runner.CommandResult(code=0, stdout=b"101  main  p  alice  R  1:00  1 c1\n"),
+        runner.CommandResult(code=0, stdout=fake.squeue(("1",) * 11, end="\x1eanother-mark").encode()),
         errors.SlurmUnavailable("no gateway"),
     ],
 )
-async def test_no_answer_is_an_error(reply: runner.Result | Exception) -> None:
+async def test_no_answer_is_an_error(reply: runner.CommandResult | Exception) -> None:
     """Silence is never an empty list of jobs."""
     with pytest.raises(errors.SlurmUnavailable):
         await client.Slurm(fake.Conversation(("squeue", reply))).jobs()
@@ -136,10 +136,10 @@ async def test_an_answer_that_nobody_asked_for_is_no_empty_cluster() -> None:
 
 async def test_a_gateway_that_met_an_error_has_said_nothing() -> None:
     """A host without memory or descriptors for a moment: what waits for an answer asks again, and hears why."""
-    failed = runner.Result(code=1, end="failed", stderr=b"OSError: [Errno 12] Cannot allocate memory")
+    failed = runner.CommandResult(code=1, end="failed", stderr=b"OSError: [Errno 12] Cannot allocate memory")
 
-    class Broken(runner.Gateway):
-        async def run(self, *_: object, **__: object) -> runner.Result:
+    class Broken(runner.GatewayClient):
+        async def run(self, *_: object, **__: object) -> runner.CommandResult:
             return failed
 
     with pytest.raises(errors.SlurmUnavailable, match="Cannot allocate memory"):
@@ -167,7 +167,7 @@ async def test_a_rate_limit_is_told() -> None:
         fake.refusal("scancel: error: Kill job error on job id 9: Job/step already completing or completed\n"),
     ],
 )
-async def test_cancel_twice(reply: str | runner.Result) -> None:
+async def test_cancel_twice(reply: str | runner.CommandResult) -> None:
     """A job that has ended is cancelled already."""
     talk = fake.Conversation(("scancel", reply))
     await client.Slurm(talk).cancel("9")
@@ -180,7 +180,7 @@ async def test_cancel_fails_truly() -> None:
     away = fake.Conversation(("scancel", fake.refusal("scancel: error: Unable to contact slurm controller\n")))
     with pytest.raises(errors.SlurmUnavailable):
         await client.Slurm(away).cancel("9")
-    killed = fake.Conversation(("scancel", runner.Result(code=-15)))
+    killed = fake.Conversation(("scancel", runner.CommandResult(code=-15)))
     with pytest.raises(errors.SlurmUnavailable, match="scancel was killed by signal 15"):
         await client.Slurm(killed).cancel("9")
     denied = fake.Conversation(("scancel", fake.refusal("scancel: error: Kill job error: Access/permission denied\n")))

@@ -45,7 +45,7 @@ class Time:
 
 def make(source: fake.FakeSource, clock: Time) -> poller.Poller:
     """A poller on virtual time, without chance in its pauses."""
-    policy = backoff.Policy(first_seconds=2.0, cap_seconds=120.0, jitter=0.0)
+    policy = backoff.BackoffPolicy(first_seconds=2.0, cap_seconds=120.0, jitter=0.0)
     return poller.Poller(source, poll_seconds=15.0, clock=clock.read, policy=policy)
 
 

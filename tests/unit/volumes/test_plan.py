@@ -18,7 +18,7 @@ FOUND = sources.Sources(
         "none": None,
     },
     secrets={"s": {"data": {"key": base64.b64encode(b"\x80secret").decode()}}, "none": None},
-    tokens={("", 3600): sources.Token("a-token", 10.0), ("vault", 600): sources.Token("another", 20.0)},
+    tokens={("", 3600): sources.IssuedToken("a-token", 10.0), ("vault", 600): sources.IssuedToken("another", 20.0)},
 )
 LIMITED = {"name": "c", "resources": {"limits": {"memory": "64Mi"}, "requests": {"cpu": "250m"}}}
 

@@ -319,14 +319,14 @@ async def test_a_fault_of_the_agent_ends_one_run_and_not_the_pod(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its process does not live on unseen, its policy says what comes next, and the others go on."""
-    faults, now_running = [KeyError("unforeseen")], recording.Recorder.running
+    faults, now_running = [KeyError("unforeseen")], recording.ReportRecorder.running
 
-    def faulty(self: recording.Recorder, run: runs.ContainerRun, plan: records.ContainerPlan) -> None:
+    def faulty(self: recording.ReportRecorder, run: runs.ContainerRun, plan: records.ContainerPlan) -> None:
         if plan["name"] == "c" and faults:
             raise faults.pop()
         now_running(self, run, plan)
 
-    monkeypatch.setattr(recording.Recorder, "running", faulty)
+    monkeypatch.setattr(recording.ReportRecorder, "running", faulty)
     first = {"c": 0}
     task = bench.start(one("c", "exec sleep 30"), one("d", "exit 0"), restart_policy="OnFailure")
     await waiting.until(lambda: bench.record("c")["state"] == "running")

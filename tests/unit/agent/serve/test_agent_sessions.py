@@ -21,7 +21,7 @@ from hpk import jobdir
 from hpk.agent.boot import processes, runs
 from hpk.agent.life import capturing, descriptors, execs, logs, podcontext, reaping, report
 from hpk.agent.serve import sessions as agent_sessions
-from hpk.link import peer, sessions
+from hpk.link import agent_end, sessions
 from tests import background, virtual, waiting
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Client:
     """In place of a client beyond the link."""
 
     def __init__(self) -> None:
-        self.inbox: asyncio.Queue[sessions.Data | sessions.Closed | peer.Resize | None] = asyncio.Queue()
+        self.inbox: asyncio.Queue[sessions.Data | sessions.Closed | agent_end.Resize | None] = asyncio.Queue()
         self.piece_bytes = sessions.CHUNK
         self.data: dict[int, bytes] = {}
         self.closed: list[int] = []
@@ -48,7 +48,7 @@ class Client:
         """Set while all that it typed has been taken, and more is waited for."""
         self.news = asyncio.Event()
 
-    async def receive(self) -> sessions.Data | sessions.Closed | peer.Resize | None:
+    async def receive(self) -> sessions.Data | sessions.Closed | agent_end.Resize | None:
         if self.inbox.empty():
             self.is_asked.set()
         return await self.inbox.get()
@@ -257,7 +257,7 @@ async def test_a_terminal_has_a_size_and_job_control(bench: Bench) -> None:
     trap = "trap 'echo interrupted; stty size; exit 0' INT; "
     task = bench.serve(shell(trap + script, stdin=True, tty=True), client)
     await client.sees(b"xterm\r\n0 0")
-    client.inbox.put_nowait(peer.Resize(132, 43))
+    client.inbox.put_nowait(agent_end.Resize(132, 43))
     client.types(b"\x03")
     await client.sees(b"interrupted\r\n43 132")
     assert (await ended(task)).exit_code == 0
@@ -506,7 +506,7 @@ async def test_attach_to_a_terminal_sets_its_size(bench: Bench) -> None:
     capture = bench.target.capture = capturing.Capture({"stdout": ours}, file=file, writer=bench.writer)
     client = Client()
     task = bench.serve(sessions.Attach(container="c", stdin=True, tty=True), client)
-    client.inbox.put_nowait(peer.Resize(100, 30))
+    client.inbox.put_nowait(agent_end.Resize(100, 30))
     client.types(b"hello\n")
     assert await asyncio.to_thread(os.read, theirs, 100) == b"hello\n"
     assert tuple(os.get_terminal_size(theirs)) == (100, 30)

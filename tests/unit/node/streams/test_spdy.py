@@ -33,7 +33,7 @@ def joined(frames: list[spdy.Frame]) -> list[object]:
     found: list[object] = []
     open_data: dict[int, bytes] = {}
     for frame in frames:
-        if isinstance(frame, spdy.Data):
+        if isinstance(frame, spdy.DataFrame):
             open_data[frame.stream] = open_data.get(frame.stream, b"") + frame.data
             if frame.is_last:
                 found.append((frame.stream, open_data.pop(frame.stream)))
@@ -52,25 +52,25 @@ def test_the_dictionary_is_the_drafts() -> None:
 
 def test_an_exec_of_kubectl_is_read() -> None:
     """Streams with their types, the input, and its end."""
-    frames = spdy.Decoder().feed(RECORDINGS["exec"])
+    frames = spdy.FrameDecoder().feed(RECORDINGS["exec"])
     opened = [frame for frame in frames if isinstance(frame, spdy.Opened)]
     assert [(one.stream, one.headers["streamtype"]) for one in opened] == [
         (1, "error"), (3, "stdin"), (5, "stdout"), (7, "stderr"),
     ]  # fmt: skip
-    assert spdy.Data(3, b"hello there\n") in frames
-    assert spdy.Data(3, b"", is_last=True) in frames
+    assert spdy.DataFrame(3, b"hello there\n") in frames
+    assert spdy.DataFrame(3, b"", is_last=True) in frames
 
 
 def test_forwarded_connections_of_kubectl_are_read() -> None:
     """Pairs of streams with port and request, and the data of each."""
-    frames = spdy.Decoder().feed(RECORDINGS["forward"])
+    frames = spdy.FrameDecoder().feed(RECORDINGS["forward"])
     opened = [frame.headers for frame in frames if isinstance(frame, spdy.Opened)]
     assert opened == [
         {"port": "18822", "requestid": str(request), "streamtype": kind}
         for request in range(3)
         for kind in ("error", "data")
     ]
-    assert [frame.data for frame in frames if isinstance(frame, spdy.Data) and frame.data] == [
+    assert [frame.data for frame in frames if isinstance(frame, spdy.DataFrame) and frame.data] == [
         b"hi 1\n", b"hi 2\n", b"hi 3\n",
     ]  # fmt: skip
 
@@ -79,13 +79,13 @@ def test_forwarded_connections_of_kubectl_are_read() -> None:
 @given(st.sampled_from(sorted(RECORDINGS)), st.lists(st.integers(1, 40), min_size=1))
 def test_how_bytes_are_cut_changes_nothing(name: str, sizes: list[int]) -> None:
     """TCP and TLS cut anywhere."""
-    whole, decoder, at, frames = RECORDINGS[name], spdy.Decoder(), 0, list[spdy.Frame]()
+    whole, decoder, at, frames = RECORDINGS[name], spdy.FrameDecoder(), 0, list[spdy.Frame]()
     turn = 0
     while at < len(whole):
         size = sizes[turn % len(sizes)]
         frames += decoder.feed(whole[at : at + size])
         at, turn = at + size, turn + 1
-    assert joined(frames) == joined(spdy.Decoder().feed(whole))
+    assert joined(frames) == joined(spdy.FrameDecoder().feed(whole))
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,12 +98,12 @@ def test_a_changed_recording_is_read_or_refused(name: str, changes: list[tuple[i
     data = bytearray(RECORDINGS[name])
     for at, new, cut in changes:
         data[at : at + cut] = new
-    decoder = spdy.Decoder()
+    decoder = spdy.FrameDecoder()
     try:
         frames = decoder.feed(bytes(data))
-    except spdy.ProtocolError:
+    except spdy.SpdyError:
         return
-    assert sum(len(frame.data) for frame in frames if isinstance(frame, spdy.Data)) <= len(data)
+    assert sum(len(frame.data) for frame in frames if isinstance(frame, spdy.DataFrame)) <= len(data)
     assert len(decoder._partial) <= spdy.MOST_CONTROL_BYTES
 
 
@@ -112,8 +112,8 @@ def test_a_changed_recording_is_read_or_refused(name: str, changes: list[tuple[i
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     """The same for noise."""
     try:
-        spdy.Decoder().feed(data)
-    except spdy.ProtocolError:
+        spdy.FrameDecoder().feed(data)
+    except spdy.SpdyError:
         return
 
 
@@ -136,8 +136,8 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 )
 def test_nonsense_is_refused(data: bytes) -> None:
     """Other versions, wrong lengths, headers that inflate to too much or to nothing that makes sense."""
-    with pytest.raises(spdy.ProtocolError):
-        spdy.Decoder().feed(data)
+    with pytest.raises(spdy.SpdyError):
+        spdy.FrameDecoder().feed(data)
 
 
 def test_what_does_not_matter_is_passed_over() -> None:
@@ -148,7 +148,7 @@ def test_what_does_not_matter_is_passed_over() -> None:
         plain = struct.pack(">II", 1, len(name)) + name + struct.pack(">I", 3) + b"a\0b"
         return deflater.compress(plain) + deflater.flush(zlib.Z_SYNC_FLUSH)
 
-    frames = spdy.Decoder().feed(
+    frames = spdy.FrameDecoder().feed(
         control(4, bytes(12))
         + control(9, bytes(8))
         + control(77, b"")
@@ -161,16 +161,16 @@ def test_what_does_not_matter_is_passed_over() -> None:
 
 def test_large_data_is_handed_on_as_it_comes() -> None:
     """A frame of 16 MB is never in memory."""
-    decoder = spdy.Decoder()
-    assert decoder.feed(struct.pack(">II", 3, 1 << 24 | spdy.MOST_DATA_BYTES) + b"abc") == [spdy.Data(3, b"abc")]
+    decoder = spdy.FrameDecoder()
+    assert decoder.feed(struct.pack(">II", 3, 1 << 24 | spdy.MOST_DATA_BYTES) + b"abc") == [spdy.DataFrame(3, b"abc")]
     left = spdy.MOST_DATA_BYTES - 3
-    assert decoder.feed(bytes(left)) == [spdy.Data(3, bytes(left), is_last=True)]
+    assert decoder.feed(bytes(left)) == [spdy.DataFrame(3, bytes(left), is_last=True)]
     assert len(decoder._partial) == 0
 
 
 def test_replies_are_read_by_zlib() -> None:
     """One context for the whole connection, and a window that holds the dictionary."""
-    encoder, inflater = spdy.Encoder(), zlib.decompressobj(zdict=spdy.DICTIONARY)
+    encoder, inflater = spdy.FrameEncoder(), zlib.decompressobj(zdict=spdy.DICTIONARY)
     for stream in (1, 3, 5):
         frame = encoder.reply(stream)
         assert struct.unpack_from(">HHII", frame) == (0x8003, 2, len(frame) - 8, stream)

@@ -42,20 +42,20 @@ def test_the_handshake_is_the_rfcs() -> None:
 )
 def test_what_is_no_handshake_is_refused(headers: dict[str, str]) -> None:
     """Another version, or no key."""
-    with pytest.raises(websocket.ProtocolError):
+    with pytest.raises(websocket.WebSocketError):
         websocket.accept(headers)
 
 
 def test_an_exec_of_kubectl_is_read() -> None:
     """Input on channel 0, and its end on 255."""
-    assert messages(websocket.Decoder().feed(RECORDINGS["exec"]))[:2] == [b"\0hello there\n", b"\xff\0"]
+    assert messages(websocket.MessageDecoder().feed(RECORDINGS["exec"]))[:2] == [b"\0hello there\n", b"\xff\0"]
 
 
 def test_a_tunnel_of_kubectl_carries_spdy() -> None:
     """The messages, one after the other, are a SPDY connection's bytes."""
-    found = messages(websocket.Decoder().feed(RECORDINGS["forward"]))
-    frames = spdy.Decoder().feed(b"".join(one for one in found if isinstance(one, bytes)))
-    assert spdy.Data(3, b"hi 1\n") in frames
+    found = messages(websocket.MessageDecoder().feed(RECORDINGS["forward"]))
+    frames = spdy.FrameDecoder().feed(b"".join(one for one in found if isinstance(one, bytes)))
+    assert spdy.DataFrame(3, b"hi 1\n") in frames
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,9 +75,9 @@ def test_messages_come_as_they_were_sent(sent: list[tuple[bytes, int, bytes | No
             stream += masked(piece, 2 if index == 0 else 0, is_final=index == len(pieces) - 1)
             if ping is not None:
                 stream += masked(ping, 9)
-        want += [websocket.Ping(ping)] * (len(pieces) - 1) if ping is not None else []
-        want += [data] + ([websocket.Ping(ping)] if ping is not None else [])
-    decoder, events = websocket.Decoder(), list[websocket.Event]()
+        want += [websocket.PingMessage(ping)] * (len(pieces) - 1) if ping is not None else []
+        want += [data] + ([websocket.PingMessage(ping)] if ping is not None else [])
+    decoder, events = websocket.MessageDecoder(), list[websocket.Event]()
     for at in range(0, len(stream), size):
         events += decoder.feed(stream[at : at + size])
     assert messages(events) == want
@@ -93,10 +93,10 @@ def test_a_changed_recording_is_read_or_refused(name: str, changes: list[tuple[i
     data = bytearray(RECORDINGS[name])
     for at, new, cut in changes:
         data[at : at + cut] = new
-    decoder = websocket.Decoder()
+    decoder = websocket.MessageDecoder()
     try:
         events = decoder.feed(bytes(data))
-    except websocket.ProtocolError:
+    except websocket.WebSocketError:
         return
     assert sum(len(event.data) for event in events if isinstance(event, websocket.Part)) <= len(data)
     assert len(decoder._partial) <= 125
@@ -118,14 +118,14 @@ def test_a_changed_recording_is_read_or_refused(name: str, changes: list[tuple[i
 )
 def test_nonsense_is_refused(data: bytes) -> None:
     """What the RFC forbids a client."""
-    with pytest.raises(websocket.ProtocolError):
-        websocket.Decoder().feed(data)
+    with pytest.raises(websocket.WebSocketError):
+        websocket.MessageDecoder().feed(data)
 
 
 def test_a_close_has_its_code() -> None:
     """Without one it is a normal end; a pong that nobody asked for is nothing."""
-    assert websocket.Decoder().feed(masked(b"\x03\xe9bye", 8)) == [websocket.Close(1001)]
-    assert websocket.Decoder().feed(masked(b"x", 10) + masked(b"", 8)) == [websocket.Close(1000)]
+    assert websocket.MessageDecoder().feed(masked(b"\x03\xe9bye", 8)) == [websocket.Close(1001)]
+    assert websocket.MessageDecoder().feed(masked(b"x", 10) + masked(b"", 8)) == [websocket.Close(1000)]
 
 
 @pytest.mark.parametrize("length", [0, 125, 126, 65535, 65536])

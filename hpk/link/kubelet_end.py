@@ -35,7 +35,7 @@ NEEDED_PROTOCOL = 2
 LOST = sessions.Ended(error="the connection to the pod's agent was lost", reason="LinkLost")
 
 
-class Line:
+class AgentStream:
     """A connected agent, as far as sessions need it."""
 
     def __init__(self, *, protocol: int, version: str, say: Callable[[link_pb2.KubeletMessage], bool]) -> None:
@@ -46,17 +46,17 @@ class Line:
 
 
 class Opener:
-    """Opens sessions and takes agents' calls for them (see :class:`sessions.Opener`)."""
+    """Opens sessions and takes agents' calls for them (see :class:`sessions.SessionOpener`)."""
 
-    def __init__(self, line: Callable[[str], Line | None]) -> None:
+    def __init__(self, line: Callable[[str], AgentStream | None]) -> None:
         """Take the function that finds the agent of a pod by UID."""
         self._line = line
-        self._waiting: dict[str, tuple[str, asyncio.Future[Session]]] = {}
-        self._open: set[Session] = set()
+        self._waiting: dict[str, tuple[str, asyncio.Future[KubeletSession]]] = {}
+        self._open: set[KubeletSession] = set()
         self._counts: dict[str, int] = {}
         self._arrival = asyncio.Event()
 
-    async def open(self, uid: str, request: sessions.Request) -> Session:
+    async def open(self, uid: str, request: sessions.Request) -> KubeletSession:
         """Open a session in a pod.
 
         Raises:
@@ -64,7 +64,7 @@ class Opener:
         """
         self._count(uid)
         name = secrets.token_hex(16)
-        answer: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[KubeletSession] = asyncio.get_running_loop().create_future()
         self._waiting[name] = (uid, answer)
         line = session = None
         try:
@@ -84,7 +84,7 @@ class Opener:
         return session
 
     @staticmethod
-    def _is_taken(answer: asyncio.Future[Session]) -> bool:
+    def _is_taken(answer: asyncio.Future[KubeletSession]) -> bool:
         """Return whether the agent called although we were cancelled; if so, end its call, which counts itself off."""
         if not answer.done() or answer.cancelled() or answer.exception():
             return False
@@ -96,7 +96,7 @@ class Opener:
             raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: too many sessions; close some first")
         self._counts[uid] = self._counts.get(uid, 0) + 1
 
-    async def _ready_line(self, uid: str) -> Line:
+    async def _ready_line(self, uid: str) -> AgentStream:
         try:
             async with asyncio.timeout(ARRIVAL_SECONDS):
                 while (line := self._line(uid)) is None:
@@ -141,7 +141,7 @@ class Opener:
             await context.abort(grpc.StatusCode.NOT_FOUND, "nobody asked for this session")
             raise AssertionError("abort does not return")
         line = self._line(uid)
-        session = Session(context, abandon=lambda: _abandon(line, name))
+        session = KubeletSession(context, abandon=lambda: _abandon(line, name))
         self._open.add(session)
         answer.set_result(session)
         try:
@@ -157,12 +157,12 @@ class Opener:
             del self._counts[uid]
 
 
-def _abandon(line: Line | None, name: str) -> None:
+def _abandon(line: AgentStream | None, name: str) -> None:
     if line:
         line.say(link_pb2.KubeletMessage(abandon=link_pb2.Abandon(session=name)))
 
 
-class Session:
+class KubeletSession:
     """One session (see :class:`sessions.Session`); safe to cancel at any await."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], *, abandon: Callable[[], None]) -> None:

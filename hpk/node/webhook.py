@@ -7,7 +7,7 @@ from typing import Any, Protocol
 Object = dict[str, Any]
 
 
-class Reviewer(Protocol):
+class AdmissionReviewer(Protocol):
     """A reviewer that decides from memory, since the API server and the object's creator wait for the answer."""
 
     def review(

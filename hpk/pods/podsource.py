@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hpk.pods import report, watch
 
 
-class Source:
+class InformerPods:
     """The `hpk.node.podsource.PodSource` of the informer's pods with their newest written status."""
 
     def __init__(self, pods: watch.Pods, reporter: report.Reporter) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from hpk import errors, jobdir, records
-from hpk.pods import model
+from hpk.pods import allocations
 
 if TYPE_CHECKING:
     from hpk.aio import clock as clocks
@@ -43,7 +43,7 @@ class LastWords(NamedTuple):
         output: The end of its job's output.
     """
 
-    state: model.AllocationState
+    state: allocations.AllocationState
     line: str
     output: str
 
@@ -55,13 +55,13 @@ class Inquiry:
         words: The evidence; None until it is known.
     """
 
-    def __init__(self, allocator: model.Allocator, directory: jobdir.PodDirectory, clock: clocks.Clock) -> None:
+    def __init__(self, allocator: allocations.Allocator, directory: jobdir.PodDirectory, clock: clocks.Clock) -> None:
         self.words: LastWords | None = None
         self._allocator, self._directory, self._clock = allocator, directory, clock
         self._patient_until: float | None = None
         self._due_at = -math.inf
 
-    async def learn(self, allocation: model.Allocation, *, is_urgent: bool) -> LastWords | None:
+    async def learn(self, allocation: allocations.Allocation, *, is_urgent: bool) -> LastWords | None:
         """Return the evidence once, as soon as it is known; wait less for Slurm if it is urgent."""
         now = self._clock.monotonic()
         if self.words is not None or now < self._due_at:
@@ -70,7 +70,7 @@ class Inquiry:
         if self._patient_until is None:
             self._patient_until = now + PATIENCE_SECONDS
         state = self._allocator.observe(allocation)
-        if state.cause in {None, model.Cause.FINISHED}:  # else Slurm has said everything
+        if state.cause in {None, allocations.Cause.FINISHED}:  # else Slurm has said everything
             try:
                 state = await self._allocator.recall(allocation) or state
             except errors.SlurmUnavailable as error:
@@ -78,16 +78,16 @@ class Inquiry:
                 if now < self._patient_until and not is_urgent:
                     return None  # a reported end cannot be taken back
         output = await asyncio.to_thread(_tail, Path(self._directory.output))
-        if state.cause in {None, model.Cause.FINISHED} and OUT_OF_MEMORY.search(output):
-            state = dataclasses.replace(state, cause=model.Cause.OUT_OF_MEMORY)
+        if state.cause in {None, allocations.Cause.FINISHED} and OUT_OF_MEMORY.search(output):
+            state = dataclasses.replace(state, cause=allocations.Cause.OUT_OF_MEMORY)
         self.words = LastWords(state, last_line(output), output)
         return self.words
 
-    def doubt(self, allocation: model.Allocation) -> bool:
+    def doubt(self, allocation: allocations.Allocation) -> bool:
         """Return whether Slurm lists the job again after an incomplete answer, and forget that it is gone."""
-        if self.words is None or self.words.state.phase is not model.Phase.GONE:
+        if self.words is None or self.words.state.phase is not allocations.Phase.GONE:
             return False
-        if self._allocator.observe(allocation).phase is model.Phase.GONE:
+        if self._allocator.observe(allocation).phase is allocations.Phase.GONE:
             return False
         self.words, self._patient_until, self._due_at = None, None, -math.inf
         return True

@@ -28,7 +28,7 @@ MOST_PORTS = 32
 LARGEST_PORT = 65535
 
 
-class Refused(errors.Rejected):
+class HandshakeRefused(errors.Rejected):
     """A request that cannot be served.
 
     Attributes:
@@ -42,7 +42,7 @@ class Refused(errors.Rejected):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class StreamOptions:
     """The streams that an exec or attach client requests."""
 
     stdin: bool
@@ -81,7 +81,7 @@ class Handshake:
         return self.protocol.startswith(("v3.", "v4."))
 
 
-def options(query: MultiMapping[str]) -> Options:
+def options(query: MultiMapping[str]) -> StreamOptions:
     """Return the streams of an exec or attach.
 
     Raises:
@@ -90,8 +90,8 @@ def options(query: MultiMapping[str]) -> Options:
     stdin, stdout, stderr, tty = (query.get(name) == "1" for name in ("input", "output", "error", "tty"))
     stderr = stderr and not tty  # a terminal has one output
     if not (stdin or stdout or stderr):
-        raise Refused("you must specify at least 1 of stdin, stdout, stderr")
-    return Options(stdin=stdin, stdout=stdout, stderr=stderr, tty=tty)
+        raise HandshakeRefused("you must specify at least 1 of stdin, stdout, stderr")
+    return StreamOptions(stdin=stdin, stdout=stdout, stderr=stderr, tty=tty)
 
 
 def command(values: Iterable[str]) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def command(values: Iterable[str]) -> tuple[str, ...]:
     """
     argv = tuple(values)
     if not argv or not argv[0]:
-        raise Refused("you must specify a command")
+        raise HandshakeRefused("you must specify a command")
     return argv
 
 
@@ -114,12 +114,12 @@ def ports(query: MultiMapping[str]) -> tuple[int, ...]:
     """
     values = [value for text in query.getall("port", []) for value in text.split(",")]
     if not values:
-        raise Refused('query parameter "port" is required')
+        raise HandshakeRefused('query parameter "port" is required')
     if len(values) > MOST_PORTS:
-        raise Refused(f"Cannot forward {len(values)} ports over one connection: {MOST_PORTS} are the most")
+        raise HandshakeRefused(f"Cannot forward {len(values)} ports over one connection: {MOST_PORTS} are the most")
     found = tuple(port(value) for value in values)
     if None in found:
-        raise Refused(f'unable to parse "{",".join(values)}" as ports: each must be 1 to {LARGEST_PORT}')
+        raise HandshakeRefused(f'unable to parse "{",".join(values)}" as ports: each must be 1 to {LARGEST_PORT}')
     return tuple(number for number in found if number is not None)
 
 
@@ -131,7 +131,7 @@ def port(text: str) -> int | None:
     return number if 1 <= number <= LARGEST_PORT else None
 
 
-def handshake(
+def agree(
     headers: CIMultiDictProxy[str],
     *,
     method: str,
@@ -147,29 +147,29 @@ def handshake(
         return _websocket(headers, method=method, known=websocket_protocols)
     wants = ",".join(headers.getall("Upgrade", [])).lower()
     if "upgrade" not in ",".join(headers.getall("Connection", [])).lower() or SPDY.lower() not in wants:
-        raise Refused("Upgrade request required")
+        raise HandshakeRefused("Upgrade request required")
     offered = _listed(headers.getall("X-Stream-Protocol-Version", []))
     if not offered:
-        raise Refused("unable to upgrade: header X-Stream-Protocol-Version does not name a protocol")
+        raise HandshakeRefused("unable to upgrade: header X-Stream-Protocol-Version does not name a protocol")
     chosen = next((name for name in offered if name in spdy_protocols), None)
     if chosen is None:
         accepted = [("X-Accepted-Stream-Protocol-Versions", name) for name in spdy_protocols]
-        raise Refused(_no_protocol(offered, spdy_protocols), code=403, headers=accepted)
+        raise HandshakeRefused(_no_protocol(offered, spdy_protocols), code=403, headers=accepted)
     lines = {"Upgrade": SPDY, "X-Stream-Protocol-Version": chosen}
     return Handshake(protocol=chosen, is_websocket=False, head=_head(lines))
 
 
 def _websocket(headers: CIMultiDictProxy[str], *, method: str, known: tuple[str, ...]) -> Handshake:
     if method != "GET":
-        raise Refused("unable to upgrade: a WebSocket begins with GET", code=405, headers=[("Allow", "GET")])
+        raise HandshakeRefused("unable to upgrade: a WebSocket begins with GET", code=405, headers=[("Allow", "GET")])
     try:
         key = websocket.accept(headers)
-    except websocket.ProtocolError as error:
-        raise Refused(str(error), headers=[("Sec-WebSocket-Version", "13")]) from error
+    except websocket.WebSocketError as error:
+        raise HandshakeRefused(str(error), headers=[("Sec-WebSocket-Version", "13")]) from error
     offered = _listed(headers.getall("Sec-WebSocket-Protocol", [])) or [""]
     chosen = next((name for name in offered if name in known), None)
     if chosen is None:
-        raise Refused(_no_protocol(offered, known), code=403)
+        raise HandshakeRefused(_no_protocol(offered, known), code=403)
     lines = {"Upgrade": "websocket", "Sec-WebSocket-Accept": key}
     if chosen:
         lines["Sec-WebSocket-Protocol"] = chosen

@@ -11,7 +11,7 @@ import pytest
 from hpk import records
 from hpk.agent.life import report as agent_report
 from hpk.kube import v1
-from hpk.pods import lastwords, model, status
+from hpk.pods import allocations, postmortem, status
 from tests.unit.pods.test_worker import report
 
 
@@ -23,13 +23,15 @@ def pod() -> v1.Pod:
 
 def said(exit_code: int, newest: Any, output: str = "") -> dict[str, Any]:
     """The status that follows from a job's exit code and output."""
-    state = model.AllocationState(
-        phase=model.Phase.ENDED, cause=model.Cause.FINISHED, state="FAILED", exit_code=exit_code
+    state = allocations.AllocationState(
+        phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED", exit_code=exit_code
     )
-    words = lastwords.LastWords(state, lastwords.last_line(output), output)
-    told = lastwords.report(pod(), words, newest, now=3.0) or newest
+    words = postmortem.LastWords(state, postmortem.last_line(output), output)
+    told = postmortem.report(pod(), words, newest, now=3.0) or newest
     now = datetime.now(UTC)
-    facts = status.Facts(started_at=now, report=told, allocation=state, job_id="7", is_over=True, output=words.line)
+    facts = status.StatusInputs(
+        started_at=now, report=told, allocation=state, job_id="7", is_over=True, output=words.line
+    )
     return status.status(pod(), facts, now=now)
 
 
