@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hpk import errors
-from hpk.controlplane import etcd, upkeep
+from hpk.controlplane import etcd, etcd_client, upkeep
 
 MB = 1 << 20
 
@@ -36,7 +37,7 @@ def test_what_is_done_and_told(found: upkeep.Size, step: str, words: str) -> Non
     assert bool(told) == bool(words)
 
 
-class Etcd:
+class Etcd(etcd_client.EtcdClient):
     """Answers as etcd does; what is kept of its database after compacting is given, and seen one compaction later."""
 
     def __init__(self, *, kept: int) -> None:
@@ -46,7 +47,7 @@ class Etcd:
         self.total, self.used, self.alarm = 2048, 2040, True
         self._freed = 2040
 
-    async def status(self) -> upkeep.EtcdStatus:
+    async def status(self) -> Any:
         return SimpleNamespace(
             dbSize=self.total * MB,
             dbSizeInUse=self.used * MB,
