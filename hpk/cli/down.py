@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors, kubeconfig
+from hpk.aio import backoff
 from hpk.cli import host, instance
 
 if TYPE_CHECKING:
@@ -20,8 +22,7 @@ STOP_SECONDS = 90.0
 """How long the control plane may take to stop in its own order before its job is cancelled."""
 PODS_SECONDS = 60.0
 """How long the pods' jobs may take to end; Slurm kills them after its KillWait."""
-_FIRST_PAUSE_SECONDS = 0.5
-_LAST_PAUSE_SECONDS = 5.0
+PAUSES = backoff.BackoffPolicy(first_seconds=0.5, factor=1.5, cap_seconds=5.0)
 
 
 async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
@@ -79,15 +80,12 @@ def _alive(jobs: dict[str, model.Job], ids: list[str]) -> bool:
 
 async def _until(slurm: client.Slurm, is_so: Callable[[dict[str, model.Job]], bool], seconds: float) -> bool:
     """Ask with growing pauses until the condition holds; return whether it did in time."""
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
+    deadline, pauses = time.monotonic() + seconds, backoff.Backoff(PAUSES)
     while time.monotonic() < deadline:
-        await asyncio.sleep(pause)
-        pause = min(pause * 1.5, _LAST_PAUSE_SECONDS)
-        try:
+        await asyncio.sleep(pauses.failed())
+        with contextlib.suppress(errors.SlurmUnavailable):  # silence proves nothing
             if is_so(await slurm.jobs()):
                 return True
-        except errors.SlurmUnavailable:
-            continue  # silence proves nothing
     return False
 
 

@@ -25,7 +25,6 @@ LEAST_APPTAINER = (1, 2)
 LEAST_SLURM = (20, 11)
 ENOUGH_IDS = 65536
 FEW_NAMESPACES = 1000
-SLOW_SYNC_SECONDS = placement.SLOW_SYNC_SECONDS
 SMALL_SCRATCH_BYTES = 2 << 30
 MOST_SKEW_SECONDS = 5.0
 PODS_INTERFACES = ("cni", "flannel")
@@ -291,7 +290,7 @@ def _shared(place: ExaminedHost) -> Iterator[Finding]:
         what = "locks of files in the state directory " + ("reach" if is_known else "may reach") + " this host only"
     if home.get("flock") is False:
         what = "files of the state directory cannot be locked (flock)"
-    if home.get("flock") is False or home.get("reach", "all") != "all" or seconds > SLOW_SYNC_SECONDS:
+    if home.get("flock") is False or home.get("reach", "all") != "all" or seconds > placement.SLOW_SYNC_SECONDS:
         why = "etcd runs on its node's disk and is copied there; if that node dies the last half second is lost"
         yield Finding(level="note", where=place.where, what=what, why=why, who="you", how=how)
 

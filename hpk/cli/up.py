@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors, jobdir
+from hpk.aio import backoff
 from hpk.cli import cluster, data_files, host, instance
 from hpk.controlplane import ownership, placement, version
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.25
 """Pause between looks at the state directory, which are cheap."""
-FIRST_QUESTION_SECONDS = 1.0
-LAST_QUESTION_SECONDS = 15.0
+PAUSES = backoff.BackoffPolicy(first_seconds=1.0, factor=1.5, cap_seconds=15.0)
+"""Pauses between questions to Slurm."""
 UNREACHABLE_SECONDS = 20.0
 """How long the API server may be unreachable from here after it reported ready."""
 LOG_LINES = 15
@@ -122,8 +123,7 @@ class StartWait:
         self._job_id = job_id
         self._stamp = stamp
         self._began_at = time.monotonic()
-        self._pause = FIRST_QUESTION_SECONDS
-        self._ask_at = self._began_at + self._pause
+        self._poll = host.JobPoll(slurm, PAUSES)
         self._announced_at: float | None = None
         self._job: model.Job | None = None
 
@@ -167,18 +167,12 @@ class StartWait:
                 tell(f"The control plane starts on {holder.host}")
             elif self._job is not None:
                 tell(waiting(self._job))
-            if time.monotonic() >= self._ask_at:
-                await self._ask()
+            if await self._poll.poll():
+                await self._check_job()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _ask(self) -> None:
-        """Ask Slurm with growing pauses; silence changes nothing."""
-        self._pause = min(self._pause * 1.5, LAST_QUESTION_SECONDS)
-        self._ask_at = time.monotonic() + self._pause
-        try:
-            self._job = (await self._slurm.jobs()).get(self._job_id)
-        except errors.SlurmUnavailable:
-            return
+    async def _check_job(self) -> None:
+        self._job = self._poll.jobs.get(self._job_id)
         if self._job is None or self._job.state.is_over:
             word = "is gone" if self._job is None else f"ended as {self._job.state.value}"
             tail = await self._tail()

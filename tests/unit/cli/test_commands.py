@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from hpk import config, errors, jobdir, kubeconfig
+from hpk.aio import backoff
 from hpk.cli import cluster, down, host, main, status, up
 from hpk.controlplane import ending, ownership, placement, version
 from hpk.slurm import client, runner
@@ -31,8 +32,9 @@ class Stage:
         self._monkeypatch = monkeypatch
         monkeypatch.setenv("HOME", str(root))
         monkeypatch.delenv("KUBECONFIG", raising=False)
-        for module, name in ((up, "LOOK_SECONDS"), (down, "_FIRST_PAUSE_SECONDS"), (up, "FIRST_QUESTION_SECONDS")):
-            monkeypatch.setattr(module, name, 0.0)
+        monkeypatch.setattr(up, "LOOK_SECONDS", 0.0)
+        for module in (up, down):
+            monkeypatch.setattr(module, "PAUSES", backoff.BackoffPolicy(first_seconds=0.0))
         jobdir.make_directory(self.settings.directory.control_plane)
 
     def talk(self, *script: tuple[str, str | runner.CommandResult | Exception]) -> fake.Conversation:
@@ -253,7 +255,7 @@ async def test_down_leaves_a_control_plane_alone_that_may_be_another_s(
 
 async def test_up_does_not_wait_for_another_directory_s_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of plain sbatch that looked like this directory's tells another one when it runs."""
-    monkeypatch.setattr("hpk.cli.instance.DEFAULT_STATE", str(stage.settings.state))
+    monkeypatch.setattr(config.Settings, "state", stage.settings.state)
     stage.talk(
         ("squeue", fake.squeue(row("7", "PENDING", comment=ownership.MARK))),
         ("squeue", fake.squeue(row("7", "RUNNING", comment=ownership.comment("/home/a/b")))),

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import config
-from hpk.cli import doctor, findings, host, reach
+from hpk.aio import backoff
+from hpk.cli import doctor, host, reach
+from hpk.controlplane import placement
 from hpk.host import probe
 from hpk.slurm import client, runner
 from tests.fakes import slurm as fake
@@ -90,8 +92,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(host, "slurm", slurm)
     monkeypatch.setattr(reach, "is_filtered", is_filtered)
     monkeypatch.setattr(probe, "unreachable", lambda _: {})
-    monkeypatch.setattr(findings, "SLOW_SYNC_SECONDS", float("inf"))  # this machine's disk may be busy
-    for name in ("LOOK_SECONDS", "FIRST_QUESTION_SECONDS", "LAST_QUESTION_SECONDS", "ANSWER_SECONDS"):
+    monkeypatch.setattr(placement, "SLOW_SYNC_SECONDS", float("inf"))  # this machine's disk may be busy
+    monkeypatch.setattr(doctor, "PAUSES", backoff.BackoffPolicy(first_seconds=0.0))
+    for name in ("LOOK_SECONDS", "ANSWER_SECONDS"):
         monkeypatch.setattr(doctor, name, 0.0)
     return made
 
