@@ -151,7 +151,7 @@ def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = No
         errors.Fatal: A key is unknown, or a value is of the wrong kind; names it.
     """
     known = {field.name for field in fields(Settings)}
-    state = Path((flags or {}).get("state") or environment.get("HPK_STATE") or "~/.hpk").expanduser()
+    state = Path((flags or {}).get("state") or environment.get("HPK_STATE") or Settings.state).expanduser()
     values: dict[str, Any] = {}
     file = state / FILE_NAME
     try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from hpk import jobdir, pki
+from hpk import kubeconfig as kubeconfigs
 from hpk.controlplane import apiserver, controller_manager, etcd
 from hpk.controlplane import layout as layouts
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 ADMINS = "hpk:admins"
 BINDER = "hpk:binder"
-CONTEXT = "hpk"
-"""The name of cluster, user and context in each kubeconfig."""
 _AN_HOUR = 1 / 24
 
 
@@ -58,13 +57,14 @@ def identities(node_name: str) -> tuple[Identity, ...]:
 def kubeconfig(*, server: str, ca_pem: bytes, certificate: pki.Certificate) -> bytes:
     """Return a kubeconfig for one user of one cluster, with everything embedded."""
     user = {"client-certificate-data": certificate.certificate_pem, "client-key-data": certificate.key_pem}
+    name = kubeconfigs.NAME
     document = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": CONTEXT, "cluster": {"server": server, "certificate-authority-data": _base64(ca_pem)}}],
-        "users": [{"name": CONTEXT, "user": {key: _base64(value) for key, value in user.items()}}],
-        "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT, "namespace": "default"}}],
-        "current-context": CONTEXT,
+        "clusters": [{"name": name, "cluster": {"server": server, "certificate-authority-data": _base64(ca_pem)}}],
+        "users": [{"name": name, "user": {key: _base64(value) for key, value in user.items()}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": "default"}}],
+        "current-context": name,
     }
     return yaml.safe_dump(document, sort_keys=False).encode()
 
