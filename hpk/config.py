@@ -121,17 +121,21 @@ class Settings:
         return self.image or self.state / "hpk.sif"
 
 
-ETCD_PLACES = ("auto", "shared", "node")
-NETWORKS = ("auto", "flannel", "overlay", "host")
-CONNECTIONS = ("auto", "srun", "ssh")
-LOG_LEVELS = ("debug", "info", "warning", "error")
-CHOICES = {"network": NETWORKS, "connect": CONNECTIONS, "etcd": ETCD_PLACES, "log_level": LOG_LEVELS}
+CHOICES = {
+    "network": ("auto", "flannel", "overlay", "host"),
+    "connect": ("auto", "srun", "ssh"),
+    "etcd": ("auto", "shared", "node"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
 LEAST = {
-    "max_pods": 1,
-    "poll_seconds": 1,
-    "control_plane_memory": 64,
+    "images_gib": 1,
     "image_minimum_gc_age": 0,
     "image_maximum_gc_age": 0,
+    "max_pods": 1,
+    "poll_seconds": 1,
+    "container_log_max_size": 1,
+    "container_log_max_files": 2,  # as the kubelet
+    "control_plane_memory": 64,
 }
 """Least values: smaller ones would spin, never start, or remove all images."""
 SCRIPT_VARIABLES = {"HPK_BIND"}
@@ -194,16 +198,12 @@ def _checked(values: dict[str, Any]) -> Settings:
     for name, least in LEAST.items():
         if not getattr(settings, name) >= least:  # "nan" is neither more nor less
             raise errors.Fatal(f"Cannot use {name} {getattr(settings, name)}: it must be {least} or more")
-    if settings.container_log_max_size < 1 or settings.container_log_max_files < 2:  # noqa: PLR2004 - as the kubelet
-        raise errors.Fatal("Cannot log: container_log_max_size must be at least 1 (MiB), container_log_max_files 2")
     low, high = settings.image_gc_low_threshold_percent, settings.image_gc_high_threshold_percent
     if not 0 <= low < high <= 100:  # noqa: PLR2004 - percent
         raise errors.Fatal(
             f"Cannot use image_gc_low_threshold_percent {low} with image_gc_high_threshold_percent {high}: "
             "the low one must be below the high one, and both between 0 and 100"
         )
-    if settings.images_gib <= 0:
-        raise errors.Fatal(f"Cannot use images_gib {settings.images_gib}: name the GiB that images may take")
     for cidr in (settings.service_cidr, settings.pod_cidr):
         _check_network(cidr)
     return settings
