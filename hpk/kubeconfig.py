@@ -154,7 +154,7 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
     sections = [config.get(section) for section in _SECTIONS] if isinstance(config, dict) else [""]
     if not all(section is None or _has_shape(section) for section in sections):
-        raise errors.Fatal(f"Cannot change the kubeconfig {file}: it has not the shape of one")
+        raise errors.Fatal(f"Cannot change the kubeconfig {file}: it does not have the structure of one")
     made: dict[str, Any] = config
     return made
 

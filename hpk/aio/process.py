@@ -140,7 +140,7 @@ async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: 
         errors.Retryable: The host cannot start another process now.
     """
     if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
-        raise errors.Fatal(f"Cannot start {name}: {argv[0]} is not there or may not be executed")
+        raise errors.Fatal(f"Cannot start {name}: {argv[0]} is missing or not executable")
     file = Log(log)
     try:
         child = await asyncio.create_subprocess_exec(

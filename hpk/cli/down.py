@@ -38,17 +38,17 @@ async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
             print("No control plane runs")
             for stranger in instance.strangers(jobs, state):
                 print(
-                    f"Left job {stranger.id} alone ({stranger.state.value}): a control plane that has not told its "
-                    f"directory yet; if it is this one's, 'scancel {stranger.id}' ends it"
+                    f"Left job {stranger.id} ({stranger.state.value}) alone: a control plane that has not recorded its "
+                    f"directory yet. If it is the one to stop, 'scancel {stranger.id}' ends it"
                 )
         else:
-            # First: a living control plane would replace the pods.
+            # First, because a running control plane would replace the pods.
             await _stop(slurm, job)
             print(f"Stopped the control plane (job {job.id})")
             jobs = await slurm.jobs()
         pods = [pod.id for pod in instance.pods(jobs, state)]
         if is_keeping_pods:
-            print(f"Left {_jobs(pods)} alone; the next control plane finds them again")
+            print(f"Left {_jobs(pods)} alone; the next control plane adopts them")
         elif pods:
             await slurm.cancel_many(pods)
             await _until(slurm, lambda found: not _alive(found, pods), PODS_SECONDS)
@@ -104,5 +104,5 @@ def _forget(settings: config.Settings) -> None:
     except FileNotFoundError:
         return  # already removed, or never written
     if kubeconfig.remove(document):
-        print(f"Took the context '{kubeconfig.NAME}' out of {kubeconfig.path()}")
+        print(f"Removed the context '{kubeconfig.NAME}' from {kubeconfig.path()}")
     ours.unlink(missing_ok=True)

@@ -63,7 +63,7 @@ async def find(settings: config.Settings, slurm: client.Slurm) -> Way:
         try:
             return await through(settings, slurm)
         except errors.ApiUnavailable as error:
-            raise errors.ApiUnavailable(f"{direct} cannot be reached from this host: {problem}. {error}") from error
+            raise errors.ApiUnavailable(f"Cannot reach {direct} from this host: {problem}. {error}") from error
     return await through(settings, slurm)
 
 
@@ -154,5 +154,5 @@ def _cluster(settings: config.Settings) -> dict[str, Any]:
         document = yaml.safe_load(Path(settings.directory.kubeconfig).read_bytes())
         found: dict[str, Any] = document["clusters"][0]["cluster"]
     except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
-        raise errors.ApiUnavailable("No control plane runs; 'hpk up' starts it") from error
+        raise errors.ApiUnavailable("Cannot reach the API server: no control plane runs; 'hpk up' starts it") from error
     return found

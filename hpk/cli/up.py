@@ -43,7 +43,7 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
         job = instance.expected(await slurm.jobs(), settings)
         before = _stamp(settings)
         if job is not None and job.state.is_ending:
-            print(f"The control plane's last job, {job.id}, is ending; the next one starts after it", flush=True)
+            print(f"The control plane's job {job.id} is ending; the next one starts after it", flush=True)
             options = [f"--dependency=afterany:{job.id}", *options]
             job = None
         if job is None:
@@ -152,7 +152,7 @@ class StartWait:
             f"Node {self._settings.node_name} is Ready after {elapsed:.1f} s: {command}   ({look.tunnel or look.url})"
         )
         if look.tunnel:
-            print("This host needs a tunnel for it: 'hpk kubectl' has one by itself, other programs by 'hpk connect'")
+            print("This host needs a tunnel: 'hpk kubectl' opens one by itself; run 'hpk connect' for other programs")
         return 0
 
     async def _look_until_ready(self, tell: Callable[[str], None]) -> cluster.Look:
@@ -180,15 +180,15 @@ class StartWait:
         owner = instance.owner(self._settings.directory)
         if ownership.relation(self._job, self._settings.state, owner) is ownership.Relation.ANOTHERS:
             raise errors.Fatal(
-                f"Job {self._job_id} is the control plane of another directory ({self._job.comment}); "
-                "run 'hpk up' again to start this one's"
+                f"Cannot wait for job {self._job_id}: it is the control plane of another directory "
+                f"({self._job.comment}); run 'hpk up' again to start this one's"
             )
 
     def _check_reachable(self, look: cluster.Look) -> None:
         self._announced_at = self._announced_at or time.monotonic()
         if look.problem and time.monotonic() - self._announced_at > UNREACHABLE_SECONDS:
             raise errors.ApiUnavailable(
-                f"The control plane is ready in job {self._job_id}, but this host cannot reach it: {look.problem}"
+                f"Cannot reach the control plane from this host, though job {self._job_id} is ready: {look.problem}"
             )
 
     async def _tail(self) -> str:
@@ -196,7 +196,7 @@ class StartWait:
             path = await self._slurm.output(self._job_id) or str(log(self._settings)).replace("%j", self._job_id)
             lines = (await asyncio.to_thread(Path(path).read_text, errors="replace")).splitlines()[-LOG_LINES:]
         except (errors.SlurmUnavailable, OSError):
-            return "Its output cannot be read; look where --output says"
+            return "Its output cannot be read; see the file that --output names"
         return "\n".join([f"The end of {path}:", *(f"  {line}" for line in lines)])
 
 

@@ -213,7 +213,7 @@ def _etcd_data(settings: config.Settings, root: Path) -> Iterator[Path | None]:
         errors.Retryable: Neither directory can be written.
     """
     place, why = placement.choose(settings.etcd, placement.measure(root), directory=root)
-    logger.info("Where etcd's data live", place=place, why=why)
+    logger.info("Chose the place of etcd's data", place=place, why=why)
     if place == "shared":
         yield None
         return

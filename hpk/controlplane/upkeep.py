@@ -68,9 +68,9 @@ def trouble(size: Size) -> str:
     how = "delete objects that nobody needs, such as finished Jobs, old ReplicaSets, events, large ConfigMaps"
     room = f"etcd's database holds {size.used >> 20} MB of at most {size.quota >> 20} MB"
     if size.is_refusing:
-        return f"the cluster takes no changes: {room}; {how}"
+        return f"the cluster accepts no changes: {room}; {how}"
     if size.quota and size.used > FULL * size.quota:
-        return f"{room}, and takes no changes beyond that: {how}"
+        return f"{room}, and accepts no changes beyond that: {how}"
     return ""
 
 
@@ -102,10 +102,10 @@ async def look_after(client: etcd_client.EtcdClient) -> str:
         await client.compact(revision)
         size, _ = await _look(client)
     if what == "defragment" or size.total - size.used > size.total * WORTHWHILE:
-        logger.warning("etcd's database is made smaller", why=what, megabytes=size.total >> 20, used=size.used >> 20)
+        logger.warning("Making etcd's database smaller", why=what, megabytes=size.total >> 20, used=size.used >> 20)
         await client.defragment()
         size, _ = await _look(client)
-        logger.info("etcd's database is smaller", megabytes=size.total >> 20, used=size.used >> 20)
+        logger.info("Made etcd's database smaller", megabytes=size.total >> 20, used=size.used >> 20)
     if what == "relieve" and (size.total < size.quota or not size.quota):
         await client.disarm()
         size, _ = await _look(client)

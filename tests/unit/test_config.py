@@ -64,4 +64,4 @@ def test_thresholds_can_be_set() -> None:
 def test_a_variable_that_is_nearly_a_setting_is_told() -> None:
     """And no other: a site has variables of its own."""
     environment = {"HPK_NETWROK": "host", "HPK_STATE": "/x", "HPK_BIND": "/data", "HPK_OURS": "1", "PATH": "/bin"}
-    assert config.strangers(environment) == ["HPK_NETWROK is no setting; did you mean HPK_NETWORK?"]
+    assert config.strangers(environment) == ["HPK_NETWROK is not a setting; did you mean HPK_NETWORK?"]
