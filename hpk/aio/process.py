@@ -10,7 +10,7 @@ import shutil
 import signal
 from typing import TYPE_CHECKING
 
-from hpk import errors
+from hpk import aiotasks, errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,8 +99,7 @@ class Process:
         try:
             if self._child.returncode is None:
                 self._signal(signal.SIGTERM)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._child.wait(), grace_seconds)
+                await aiotasks.in_time(self._child.wait(), grace_seconds)
         finally:
             self._signal(signal.SIGKILL)
             code = await self.wait()

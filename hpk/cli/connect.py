@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from hpk import errors, kubeconfig
+from hpk import aiotasks, errors, kubeconfig
 from hpk.aio import signals
 from hpk.cli import host, reach
 
@@ -35,8 +34,7 @@ async def run(settings: config.Settings, *, port: int) -> int:
                 print(f"The context '{kubeconfig.NAME}' of {kubeconfig.path()} uses it until Ctrl-C")
             sys.stdout.flush()
             while stop.number is None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
+                await aiotasks.in_time(stop.wait(), LOOK_SECONDS)
                 await _look(slurm, way)
     return 0
 

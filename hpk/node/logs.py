@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from hpk import errors, jobdir
+from hpk import aiotasks, errors, jobdir
 from hpk.node import cri
 
 if TYPE_CHECKING:
@@ -135,11 +135,7 @@ class Follower:
 
     async def wait(self, seconds: float) -> None:
         """Wait until the pod changes, or for so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._pods.wait_for_change(self._uid)
-        except TimeoutError:
-            pass
+        await aiotasks.in_time(self._pods.wait_for_change(self._uid), seconds)
 
 
 async def clock_ahead(directory: jobdir.PodDirectory) -> float:
