@@ -185,7 +185,7 @@ def _architecture(place: ExaminedHost) -> Iterator[Finding]:
 def _sandbox(place: ExaminedHost) -> Iterator[Finding]:
     box = place.facts.get("sandbox") or {}
     if "error" in box and place.facts["site"].get("apptainer"):
-        what, how = f"a pod's sandbox does not start: {box['error']}", "fix what the other lines name, else this error"
+        what, how = f"a pod's sandbox does not start: {box['error']}", "fix the other findings first, then this error"
         yield Finding(level="error", where=place.where, what=what, why=_NO_PODS, who="your site", how=how)
 
 

@@ -21,7 +21,7 @@ class Component:
     needs: tuple[str, ...] = ()
     """Components that must be ready before this one starts, and that stop after it."""
     probe: Callable[[], Awaitable[str | None]] | None = None
-    """Returns None if the component is ready, else a short reason; without a probe, it is ready once it runs."""
+    """Returns None if the component is ready, else a short reason. Without one, it is ready once it runs."""
     ready_seconds: float = 120.0
     """The startup timeout; loading a binary from a slow shared file system takes time."""
     stop_seconds: float = 10.0

@@ -295,8 +295,8 @@ class Judge:
 def has_ended_here(holder: Owner, us: Owner) -> bool:
     """Return whether a holder on this host has ended, from the locks and jobs of both.
 
-    If it had the POSIX lock, our having it now proves that, for both are processes of one kernel. If it had none, our
-    being the same job does: hpk.sbatch restarts the control plane only after the last one has ended.
+    If it had the POSIX lock and we have it now, it has ended: both are processes of one kernel. If it had none, it has
+    ended if it was of our job: hpk.sbatch restarts the control plane only after the last one has ended.
     """
     is_same_job = bool(us.job_id) and (holder.job_id, holder.job_started_at) == (us.job_id, us.job_started_at)
     return us.has_lock if holder.has_lock else is_same_job
