@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Coroutine
 
 
 class Waitable(Protocol):
@@ -21,6 +21,19 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_time(awaited: Awaitable[object], seconds: float) -> bool:
+    """Wait for it, but no longer than this; return whether it ended in time.
+
+    Not asyncio.wait_for: before Python 3.12 it loses a cancellation that arrives together with the result.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await awaited
+    except TimeoutError:
+        return False
+    return True
 
 
 async def first_of(*events: Waitable) -> None:

@@ -26,22 +26,21 @@ class Settings:
     """The settings of a user or a site; ``scripts/hpk.sbatch`` describes the same for administrators."""
 
     state: Path = Path("~/.hpk")
-    """Control plane, pod directories, exit records; on the file system that all nodes share."""
+    """The state directory, on a file system that all nodes share."""
     images: Path | None = None
     """Converted images, by manifest digest; on the shared file system. Default: ``<state>/images``."""
     images_gib: int = 50
-    """GiB that converted images may take, the capacity to which the two percentages apply. The file system's own
-    capacity would say little: a shared home is nearly full on most sites, whoever filled it, and the user's quota is
-    smaller.
+    """Capacity in GiB for converted images, to which the two percentages apply. The file system's own would say little:
+    on most sites a shared home is nearly full, and the user's quota is smaller.
     """
     image_gc_high_threshold_percent: int = 85
     """Percentage above which unused images are removed, the longest unused first (imageGCHighThresholdPercent)."""
     image_gc_low_threshold_percent: int = 80
     """Percentage at which that removal ends (imageGCLowThresholdPercent)."""
     image_minimum_gc_age: float = 120.0
-    """Seconds for which an image is kept after its last use (imageMinimumGCAge)."""
+    """Seconds for which an image is kept at least after its last use (imageMinimumGCAge)."""
     image_maximum_gc_age: float = 0.0
-    """Seconds after which an unused image is removed, however much space is free; 0: never (imageMaximumGCAge)."""
+    """Seconds after which an unused image is removed even if there is space; 0 is never (imageMaximumGCAge)."""
     scratch: str = "${TMPDIR:-/tmp}"
     """Volumes and container file systems, on the compute node's own disk; expanded by the job's shell."""
     image: Path | None = None
@@ -49,18 +48,18 @@ class Settings:
 
     etcd: str = "auto"
     """Where etcd's data are: ``shared`` (in the state directory), ``node`` (on the control plane's node, with a copy in
-    the state directory that is at most half a second old), or ``auto``: ``shared`` if that file system has locks and
-    syncs in 20 ms.
+    the state directory that is at most half a second old), or ``auto``: ``shared`` if all hosts see that file
+    system's locks and an fsync takes 20 ms at most.
     """
     node_name: str = "hpk"
     """The one node's name."""
     max_pods: int = 1000
-    """Pods that the node accepts; upstream's 110 is a limit of one machine, not of a cluster."""
+    """Pods that the node accepts; upstream's 110 is for one machine, not for a cluster."""
 
     flags: str = ""
     """sbatch flags for every pod's job, before those of the pod's own annotation."""
     account: str = ""
-    """Slurm account of the pods' jobs if no flags name one; hpk.sbatch sets it to its own job's."""
+    """Slurm account of the pods' jobs unless flags name one; hpk.sbatch sets it to its own job's."""
     prelude: str = ""
     """Shell lines at the start of every job, such as ``module load apptainer``."""
     apptainer: str = "apptainer"
@@ -71,9 +70,9 @@ class Settings:
     """The gateway's Unix socket on this host; set by hpk.sbatch and the launcher."""
 
     connect: str = "auto"
-    """How a host reaches the API server if its port is filtered: by ``srun``, by ``ssh``, or ``auto``, by either."""
+    """How a tunnel reaches the API server if its port is filtered: by ``srun``, by ``ssh``, or by either (``auto``)."""
     address: str = ""
-    """The IPv4 address of this host that the other nodes can reach; detected by default."""
+    """The IPv4 address at which other nodes reach this host; detected by default."""
     network: str = "auto"
     """``auto``, ``flannel``, ``overlay`` or ``host``; ``auto`` takes the first that the site allows."""
     service_cidr: str = "10.96.0.0/16"
@@ -87,12 +86,12 @@ class Settings:
     """``host:port`` of registries that speak plain HTTP; comma-separated in the environment."""
 
     container_log_max_size: int = 10
-    """MiB at which a file of a container's log is continued in the next one (containerLogMaxSize)."""
+    """MiB after which a container's log continues in the next file (containerLogMaxSize)."""
     container_log_max_files: int = 5
-    """Files that are kept of one run's log, at least 2 (containerLogMaxFiles)."""
+    """Log files kept for one run of a container, at least 2 (containerLogMaxFiles)."""
 
     control_plane_memory: int = 512
-    """MiB: the soft limit (GOMEMLIMIT) of the API server."""
+    """The API server's soft memory limit in MiB (GOMEMLIMIT)."""
     log_level: str = "info"
     """``debug``, ``info``, ``warning`` or ``error``."""
 
@@ -121,17 +120,21 @@ class Settings:
         return self.image or self.state / "hpk.sif"
 
 
-ETCD_PLACES = ("auto", "shared", "node")
-NETWORKS = ("auto", "flannel", "overlay", "host")
-CONNECTIONS = ("auto", "srun", "ssh")
-LOG_LEVELS = ("debug", "info", "warning", "error")
-CHOICES = {"network": NETWORKS, "connect": CONNECTIONS, "etcd": ETCD_PLACES, "log_level": LOG_LEVELS}
+CHOICES = {
+    "network": ("auto", "flannel", "overlay", "host"),
+    "connect": ("auto", "srun", "ssh"),
+    "etcd": ("auto", "shared", "node"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
 LEAST = {
-    "max_pods": 1,
-    "poll_seconds": 1,
-    "control_plane_memory": 64,
+    "images_gib": 1,
     "image_minimum_gc_age": 0,
     "image_maximum_gc_age": 0,
+    "max_pods": 1,
+    "poll_seconds": 1,
+    "container_log_max_size": 1,
+    "container_log_max_files": 2,  # as the kubelet
+    "control_plane_memory": 64,
 }
 """Least values: smaller ones would spin, never start, or remove all images."""
 SCRIPT_VARIABLES = {"HPK_BIND"}
@@ -151,7 +154,7 @@ def load(*, environment: Mapping[str, str], flags: Mapping[str, Any] | None = No
         errors.Fatal: A key is unknown, or a value is of the wrong kind; names it.
     """
     known = {field.name for field in fields(Settings)}
-    state = Path((flags or {}).get("state") or environment.get("HPK_STATE") or "~/.hpk").expanduser()
+    state = Path((flags or {}).get("state") or environment.get("HPK_STATE") or Settings.state).expanduser()
     values: dict[str, Any] = {}
     file = state / FILE_NAME
     try:
@@ -177,7 +180,7 @@ def strangers(environment: Mapping[str, str]) -> list[str]:
         for name in sorted(environment)
         if name.startswith("HPK_") and name not in known
     }
-    return [f"{name} is no setting; did you mean {found[0]}?" for name, found in near.items() if found]
+    return [f"{name} is not a setting; did you mean {found[0]}?" for name, found in near.items() if found]
 
 
 def _nearest(key: str, known: set[str]) -> str:
@@ -194,16 +197,12 @@ def _checked(values: dict[str, Any]) -> Settings:
     for name, least in LEAST.items():
         if not getattr(settings, name) >= least:  # "nan" is neither more nor less
             raise errors.Fatal(f"Cannot use {name} {getattr(settings, name)}: it must be {least} or more")
-    if settings.container_log_max_size < 1 or settings.container_log_max_files < 2:  # noqa: PLR2004 - as the kubelet
-        raise errors.Fatal("Cannot log: container_log_max_size must be at least 1 (MiB), container_log_max_files 2")
     low, high = settings.image_gc_low_threshold_percent, settings.image_gc_high_threshold_percent
     if not 0 <= low < high <= 100:  # noqa: PLR2004 - percent
         raise errors.Fatal(
             f"Cannot use image_gc_low_threshold_percent {low} with image_gc_high_threshold_percent {high}: "
             "the low one must be below the high one, and both between 0 and 100"
         )
-    if settings.images_gib <= 0:
-        raise errors.Fatal(f"Cannot use images_gib {settings.images_gib}: name the GiB that images may take")
     for cidr in (settings.service_cidr, settings.pod_cidr):
         _check_network(cidr)
     return settings

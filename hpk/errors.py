@@ -1,20 +1,4 @@
-"""Every error that crosses a room, classed by what the caller does about it.
-
-::
-
-    HpkError
-    ├── Retryable            try again later, with a pause; nothing is lost
-    │   ├── SlurmUnavailable     slurmctld or the gateway does not answer, or limits our rate
-    │   ├── RegistryUnavailable  a registry does not answer
-    │   ├── ApiUnavailable       the API server does not answer
-    │   └── AgentUnavailable     a pod's agent cannot serve a request now
-    ├── Rejected             the input cannot be honoured; trying again will not help
-    │   ├── JobRefused           sbatch refused the job for good
-    │   ├── PodRefused           the pod requests something that cannot be given
-    │   └── ImageRefused         the name, the manifest or the platform of an image is wrong
-    ├── NotFound             the requested object does not exist
-    ├── Conflict             the object changed, or exists already
-    └── Fatal                the program cannot go on; says what to do
+"""Every error that crosses a room; the classes below :class:`HpkError` say what the caller does about it.
 
 A message names the failed action, the reason and a remedy:
 "Cannot submit pod a/b: sbatch: invalid partition 'gpuu' (known: cpu, gpu)".
@@ -24,7 +8,7 @@ from __future__ import annotations
 
 
 class HpkError(Exception):
-    """The root of the tree; its text is for the user."""
+    """The base of all; its text is for the user."""
 
 
 class Retryable(HpkError):

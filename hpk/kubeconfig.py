@@ -1,7 +1,8 @@
 """The user's own kubeconfig: the control plane adds the context ``hpk``, and ``hpk down`` removes it.
 
 Everything else in the file is kept, as data (YAML comments are not). kubectl's own lock is honoured, so a concurrent
-``kubectl config`` loses nothing.
+``kubectl config`` loses nothing. :func:`merge`, :func:`remove` and :func:`point` raise errors.Conflict if the file
+stays locked, and errors.Fatal if it is not a kubeconfig or cannot be written.
 """
 
 from __future__ import annotations
@@ -40,10 +41,6 @@ def merge(document: bytes, *, into: Path | None = None) -> None:
     """Write the document's ``hpk`` cluster, user and context to the file, and make the context current; idempotent.
 
     A missing file is created; the result is always 0600, since it holds a key.
-
-    Raises:
-        errors.Conflict: The file stays locked.
-        errors.Fatal: The file is not a kubeconfig, or cannot be written.
     """
     ours = yaml.safe_load(document)
     with _edited(into or path()) as config:
@@ -63,10 +60,6 @@ def remove(document: bytes, *, out_of: Path | None = None) -> bool:
     """Remove ``hpk`` and restore the context that was current before; return whether anything was removed.
 
     A context with another authority than the document's belongs to another cluster and stays.
-
-    Raises:
-        errors.Conflict: The file stays locked.
-        errors.Fatal: The file is not a kubeconfig, or cannot be written.
     """
     file = out_of or path()
     if not file.exists():
@@ -87,12 +80,7 @@ def remove(document: bytes, *, out_of: Path | None = None) -> bool:
 
 
 def point(server: str, *, into: Path | None = None) -> bool:
-    """Set the URL of the context's cluster; return whether the file has the context.
-
-    Raises:
-        errors.Conflict: The file stays locked.
-        errors.Fatal: The file is not a kubeconfig, or cannot be written.
-    """
+    """Set the URL of the context's cluster; return whether the file has the context."""
     file = into or path()
     if not file.exists():
         return False
@@ -166,7 +154,7 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
     sections = [config.get(section) for section in _SECTIONS] if isinstance(config, dict) else [""]
     if not all(section is None or _has_shape(section) for section in sections):
-        raise errors.Fatal(f"Cannot change the kubeconfig {file}: it has not the shape of one")
+        raise errors.Fatal(f"Cannot change the kubeconfig {file}: it does not have the structure of one")
     made: dict[str, Any] = config
     return made
 

@@ -191,7 +191,7 @@ def signing_key(directory: Path) -> tuple[Path, Path]:
     except (OSError, ValueError) as error:
         raise errors.Fatal(f"Cannot use the signing key in {directory}: {error}; {_REMEDY}") from error
     if not matches:
-        raise errors.Fatal(f"Cannot use the signing key in {directory}: its halves are no pair; {_REMEDY}")
+        raise errors.Fatal(f"Cannot use the signing key in {directory}: its two files are not a pair; {_REMEDY}")
     return private, public
 
 

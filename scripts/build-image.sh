@@ -22,7 +22,6 @@ cache=${HPK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hpk}/image
 components=(etcd kube-apiserver kube-controller-manager kubectl coredns)
 tools=(mmdebstrap python3-venv debian-archive-keyring) # of the build machine
 python=3.13
-sdist_only="python-hostlist" # pure Python, published without a wheel
 
 # Squashfs: zstd is read as fast as lz4 within what can be measured, in two thirds of its size; level 3 packs
 # 8 times faster than gzip into the same size.
@@ -49,20 +48,16 @@ debian_layer() { # directory
 }
 
 python_layer() { # directory
-  local venv work platform
+  local venv platform
   venv=$("$root/scripts/venv.sh")
   local pip=("$venv/bin/pip" install --no-deps --require-hashes --no-compile --upgrade
     --disable-pip-version-check --root-user-action=ignore --target "$1/opt/hpk/lib")
   local elsewhere=(--only-binary=:all: --python-version "$python" --implementation cp --abi "cp${python/./}" --abi abi3 --abi none)
   for platform in 2_17 2_28 2_34; do elsewhere+=(--platform "manylinux_${platform}_$(uname -m)"); done
   elsewhere+=(--platform "manylinux2014_$(uname -m)")
-  work=$(mktemp -d)
-  # pip takes another Python's wheels only if all are wheels, so what has none is asked for apart.
-  awk -v apart="^($sdist_only)==" -v with="$work/sdist.txt" -v without="$work/wheels.txt" \
-    '/^[a-z]/ { out = $0 ~ apart ? with : without } { print > (out ? out : without) }' "$root/requirements.txt"
-  "${pip[@]}" "${elsewhere[@]}" -r "$work/wheels.txt"
-  "${pip[@]}" -r "$work/sdist.txt"
-  rm -rf "$work" "$1"/opt/hpk/lib/{bin,share}
+  # pip installs for another Python only if every package has a wheel.
+  "${pip[@]}" "${elsewhere[@]}" -r "$root/requirements.txt"
+  rm -rf "$1"/opt/hpk/lib/{bin,share}
   find "$1/opt/hpk/lib" -type d -name tests -prune -exec rm -rf {} +
 }
 

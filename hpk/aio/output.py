@@ -30,7 +30,7 @@ MOST_LINES = 2000
 """Lines that wait for a place that refuses them; the oldest are dropped."""
 RETRY_SECONDS = 5.0
 FLUSH_SECONDS = 2.0
-FULL = b"hpk: this output is full; what follows is in state/logs/hpk.log of the state directory\n"
+FULL = b"hpk: this output is full; later lines are in state/logs/hpk.log of the state directory\n"
 
 
 class LogSink:

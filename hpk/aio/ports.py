@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-# Below Linux's ephemeral ports (from 32768), which outgoing connections use, and below Kubernetes' node
-# ports (from 30000): a port that is free here is most likely free on the next host too.
+# Below Linux's ephemeral ports (from 32768), which outgoing connections use, and Kubernetes' node ports (from 30000): a
+# port that is free on this host is most likely free on the next one.
 LOWEST = 20000
 HIGHEST = 29999
 _TRIES = 64

@@ -10,7 +10,7 @@ import shutil
 import signal
 from typing import TYPE_CHECKING
 
-from hpk import errors
+from hpk import aiotasks, errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,8 +99,7 @@ class Process:
         try:
             if self._child.returncode is None:
                 self._signal(signal.SIGTERM)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._child.wait(), grace_seconds)
+                await aiotasks.in_time(self._child.wait(), grace_seconds)
         finally:
             self._signal(signal.SIGKILL)
             code = await self.wait()
@@ -140,7 +139,7 @@ async def start(name: str, argv: Sequence[str], *, env: Mapping[str, str], log: 
         errors.Retryable: The host cannot start another process now.
     """
     if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
-        raise errors.Fatal(f"Cannot start {name}: {argv[0]} is not there or may not be executed")
+        raise errors.Fatal(f"Cannot start {name}: {argv[0]} is missing or not executable")
     file = Log(log)
     try:
         child = await asyncio.create_subprocess_exec(

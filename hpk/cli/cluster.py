@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,9 @@ async def look(settings: config.Settings, slurm: slurm_client.Slurm, *, has_pods
         message=str(ready.get("message") or ""),
         trouble=_trouble(node),
         capacity=node.get("status", {}).get("capacity") or {},
-        phases=_phases(pods.get("items") or []),
+        phases=collections.Counter(
+            str(pod.get("status", {}).get("phase") or "Unknown") for pod in pods.get("items") or []
+        ),
     )
 
 
@@ -71,11 +74,3 @@ def _condition(node: dict[str, Any], kind: str) -> dict[str, Any]:
 def _trouble(node: dict[str, Any]) -> str:
     found = _condition(node, nodestatus.TROUBLE)
     return str(found.get("message") or "") if found.get("status") == "True" else ""
-
-
-def _phases(pods: list[dict[str, Any]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for pod in pods:
-        phase = str(pod.get("status", {}).get("phase") or "Unknown")
-        counts[phase] = counts.get(phase, 0) + 1
-    return counts

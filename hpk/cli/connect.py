@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from hpk import errors, kubeconfig
+from hpk import aiotasks, errors, kubeconfig
 from hpk.aio import signals
 from hpk.cli import host, reach
 
@@ -32,11 +31,10 @@ async def run(settings: config.Settings, *, port: int) -> int:
         with signals.caught() as stop, _led(settings, way) as is_led:
             print(f"Connected to the control plane's job {way.job_id} on {way.host} by {way.by}: {way.server}")
             if is_led:
-                print(f"Meanwhile the context '{kubeconfig.NAME}' of {kubeconfig.path()} leads there; Ctrl-C ends it")
+                print(f"The context '{kubeconfig.NAME}' of {kubeconfig.path()} uses it until Ctrl-C")
             sys.stdout.flush()
             while stop.number is None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
+                await aiotasks.in_time(stop.wait(), LOOK_SECONDS)
                 await _look(slurm, way)
     return 0
 
@@ -44,7 +42,7 @@ async def run(settings: config.Settings, *, port: int) -> int:
 async def _look(slurm: client.Slurm, way: reach.Way) -> None:
     """Check the tunnel, and restore its URL if a new control plane has put its own into the kubeconfig."""
     if await slurm.has_tunnel_ended():
-        raise errors.ApiUnavailable("The tunnel has ended; 'hpk connect' makes another")
+        raise errors.ApiUnavailable("The tunnel has ended; run 'hpk connect' again")
     _, server = kubeconfig.current()
     if server and server != way.server:
         kubeconfig.point(way.server)

@@ -20,4 +20,4 @@ def file(name: str) -> Path:
     for place in places:
         if (place / name).is_file():
             return place / name
-    raise errors.Fatal(f"Cannot find {name}: it should be in one of {', '.join(map(str, places))}")
+    raise errors.Fatal(f"Cannot find {name}: it is in none of {', '.join(map(str, places))}")

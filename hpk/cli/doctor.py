@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors, jobdir
+from hpk.aio import backoff
 from hpk.cli import findings, host, reach, up
 from hpk.controlplane import mounts
 from hpk.host import pack, probe, protocol
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpk import config
-    from hpk.slurm import client, model
+    from hpk.slurm import client
 
 LOOK_SECONDS = 0.2
-FIRST_QUESTION_SECONDS = 2.0
-LAST_QUESTION_SECONDS = 15.0
+PAUSES = backoff.BackoffPolicy(first_seconds=2.0, factor=1.5, cap_seconds=15.0)
+"""Pauses between questions to Slurm."""
 ANSWER_SECONDS = 5.0
 """How long after the job's end a shared file system may take to show another host's file."""
 ACCOUNT = re.compile(r"^#SBATCH\s+(?:--account[=\s]\s*|-A\s*)(\S+)", re.MULTILINE)
@@ -206,16 +207,13 @@ class ProbeWait:
     def __init__(
         self, slurm: client.Slurm, *, site: Mapping[str, Any], reached: tuple[str, ...], wait_seconds: float
     ) -> None:
-        self._slurm = slurm
+        self._poll = host.JobPoll(slurm, PAUSES)
         self._site = site
         self._reached = reached
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + wait_seconds
         self._wait_seconds = wait_seconds
         self._is_filtered = False
-        self._pause = FIRST_QUESTION_SECONDS
-        self._ask_at = self._loop.time() + self._pause
-        self._jobs: dict[str, model.Job] = {}
 
     async def result(self, one: ProbeJob, *, settings: config.Settings) -> list[findings.Finding]:
         """Wait for a probe; return its findings, or why it has none."""
@@ -223,7 +221,7 @@ class ProbeWait:
         while True:
             if one.answer.exists():
                 return await self._read(one, settings=settings)
-            job = self._jobs.get(one.job_id)
+            job = self._poll.jobs.get(one.job_id)
             if job is not None and job.state.is_over:
                 over_at = over_at or self._loop.time()
                 if self._loop.time() - over_at > ANSWER_SECONDS:
@@ -231,8 +229,7 @@ class ProbeWait:
             elif self._loop.time() > self._deadline:
                 reason = job.reason if job is not None and job.state.is_queued else ""
                 return [findings.waits(one.where, self._wait_seconds, reason)]
-            if self._loop.time() > self._ask_at:
-                await self._ask()
+            await self._poll.poll()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _read(self, one: ProbeJob, *, settings: config.Settings) -> list[findings.Finding]:
@@ -253,12 +250,6 @@ class ProbeWait:
             self._is_filtered = True  # report it once
             found.append(findings.filtered(where))
         return found
-
-    async def _ask(self) -> None:
-        with contextlib.suppress(errors.SlurmUnavailable):
-            self._jobs = await self._slurm.jobs()
-        self._pause = min(self._pause * 1.5, LAST_QUESTION_SECONDS)
-        self._ask_at = self._loop.time() + self._pause
 
 
 def _output(one: ProbeJob) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors, kubeconfig
+from hpk.aio import backoff
 from hpk.cli import host, instance
 
 if TYPE_CHECKING:
@@ -19,8 +21,7 @@ STOP_SECONDS = 90.0
 """How long the control plane may take to stop in its own order before its job is cancelled."""
 PODS_SECONDS = 60.0
 """How long the pods' jobs may take to end; Slurm kills them after its KillWait."""
-_FIRST_PAUSE_SECONDS = 0.5
-_LAST_PAUSE_SECONDS = 5.0
+PAUSES = backoff.BackoffPolicy(first_seconds=0.5, factor=1.5, cap_seconds=5.0)
 
 
 async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
@@ -36,17 +37,17 @@ async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
             print("No control plane runs")
             for stranger in instance.strangers(jobs, state):
                 print(
-                    f"Left job {stranger.id} alone ({stranger.state.value}): a control plane that has not told its "
-                    f"directory yet; if it is this one's, 'scancel {stranger.id}' ends it"
+                    f"Left job {stranger.id} ({stranger.state.value}) alone: a control plane that has not recorded its "
+                    f"directory yet. If it is the one to stop, 'scancel {stranger.id}' ends it"
                 )
         else:
-            # First: a living control plane would replace the pods.
+            # First, because a running control plane would replace the pods.
             await _stop(slurm, job)
             print(f"Stopped the control plane (job {job.id})")
             jobs = await slurm.jobs()
         pods = [pod.id for pod in instance.pods(jobs, state)]
         if is_keeping_pods:
-            print(f"Left {_jobs(pods)} alone; the next control plane finds them again")
+            print(f"Left {_jobs(pods)} alone; the next control plane adopts them")
         elif pods:
             await slurm.cancel_many(pods)
             await _until(slurm, lambda found: not _alive(found, pods), PODS_SECONDS)
@@ -79,15 +80,12 @@ def _alive(jobs: dict[str, model.Job], ids: list[str]) -> bool:
 async def _until(slurm: client.Slurm, is_so: Callable[[dict[str, model.Job]], bool], seconds: float) -> bool:
     """Ask with growing pauses until the condition holds; return whether it did in time."""
     loop = asyncio.get_running_loop()
-    deadline, pause = loop.time() + seconds, _FIRST_PAUSE_SECONDS
+    deadline, pauses = loop.time() + seconds, backoff.Backoff(PAUSES)
     while loop.time() < deadline:
-        await asyncio.sleep(pause)
-        pause = min(pause * 1.5, _LAST_PAUSE_SECONDS)
-        try:
+        await asyncio.sleep(pauses.failed())
+        with contextlib.suppress(errors.SlurmUnavailable):  # silence proves nothing
             if is_so(await slurm.jobs()):
                 return True
-        except errors.SlurmUnavailable:
-            continue  # silence proves nothing
     return False
 
 
@@ -106,5 +104,5 @@ def _forget(settings: config.Settings) -> None:
     except FileNotFoundError:
         return  # already removed, or never written
     if kubeconfig.remove(document):
-        print(f"Took the context '{kubeconfig.NAME}' out of {kubeconfig.path()}")
+        print(f"Removed the context '{kubeconfig.NAME}' from {kubeconfig.path()}")
     ours.unlink(missing_ok=True)

@@ -25,7 +25,6 @@ LEAST_APPTAINER = (1, 2)
 LEAST_SLURM = (20, 11)
 ENOUGH_IDS = 65536
 FEW_NAMESPACES = 1000
-SLOW_SYNC_SECONDS = placement.SLOW_SYNC_SECONDS
 SMALL_SCRATCH_BYTES = 2 << 30
 MOST_SKEW_SECONDS = 5.0
 PODS_INTERFACES = ("cni", "flannel")
@@ -87,7 +86,7 @@ def compute(place: ExaminedHost, settings: config.Settings) -> list[Finding]:
 
 def refused(where: str, text: str) -> Finding:
     """Return the finding that sbatch refused the probe."""
-    how = "put what sbatch asks for into HPK_FLAGS (--account, --qos, --time), or use another partition"
+    how = "set the options that sbatch requires (--account, --qos, --time) in HPK_FLAGS, or use another partition"
     return Finding(level="warning", where=where, what=f"sbatch refuses jobs: {text}", why=_NO_PODS, who="you", how=how)
 
 
@@ -95,20 +94,20 @@ def waits(where: str, seconds: float, reason: str) -> Finding:
     """Return the finding that the probe did not start in time and was cancelled."""
     why = f" ({reason})" if reason else ""
     what = f"the probe did not start within {seconds:.0f} s{why}"
-    return Finding(level="note", where=where, what=what, why="nothing is known", who="you", how="try --wait=SECONDS")
+    return Finding(level="note", where=where, what=what, why="nothing was checked", who="you", how="try --wait=SECONDS")
 
 
 def silent(where: str, state: str, output: str) -> Finding:
     """Return the finding that the probe's job ended without an answer."""
-    what = f"the probe's job ended as {state} and said: {output or 'nothing'}"
-    how = "set HPK_PRELUDE if it lacks a program; else show this to your site"
+    what = f"the probe's job ended as {state}; its output ends with: {output or 'nothing'}"
+    how = "if a program is missing, set HPK_PRELUDE; otherwise show this to your site"
     return Finding(level="error", where=where, what=what, why=_NO_PODS, who="you", how=how)
 
 
 def filtered(where: str) -> Finding:
     """Return the finding that the login host cannot connect to a partition's hosts."""
-    what, why = "the login host does not reach its hosts' ports", "kubectl needs a tunnel"
-    how = "nothing for 'hpk kubectl', which has one by itself; 'hpk connect' for other programs"
+    what, why = "the login host cannot reach its hosts' ports", "kubectl needs a tunnel"
+    how = "'hpk kubectl' opens one by itself; run 'hpk connect' for other programs"
     return Finding(level="note", where=where, what=what, why=why, who="you", how=how)
 
 
@@ -163,15 +162,15 @@ def _apptainer(place: ExaminedHost) -> Iterator[Finding]:
 
 def _kubectl(place: ExaminedHost) -> Iterator[Finding]:
     if not place.facts["site"].get("kubectl", True):
-        what, why = "there is no kubectl on PATH", "it is the way to talk to the cluster"
-        yield Finding(level="note", where=place.where, what=what, why=why, who="you", how="hpk kubectl is the same")
+        what, why = "there is no kubectl on PATH", "users control the cluster with it"
+        yield Finding(level="note", where=place.where, what=what, why=why, who="you", how="use hpk kubectl")
 
 
 def _registries(place: ExaminedHost) -> Iterator[Finding]:
     for name, problem in (place.facts.get("unreachable") or {}).items():
         if name in place.reached:
-            what, why = f"no connection to the registry {name}: {problem}", "images are pulled where HPK's own job runs"
-            how = "hpk pull IMAGE on the login host, before a pod asks for it; or 'image: /PATH/OF/FILE.sif'"
+            what, why = f"no connection to the registry {name}: {problem}", "the control plane's node pulls images"
+            how = "run hpk pull IMAGE on the login host before a pod needs it, or use 'image: /PATH/OF/FILE.sif'"
             yield Finding(level="note", where=place.where, what=what, why=why, who="you", how=how)
 
 
@@ -186,7 +185,7 @@ def _architecture(place: ExaminedHost) -> Iterator[Finding]:
 def _sandbox(place: ExaminedHost) -> Iterator[Finding]:
     box = place.facts.get("sandbox") or {}
     if "error" in box and place.facts["site"].get("apptainer"):
-        what, how = f"a pod's sandbox does not start: {box['error']}", "mend what the other lines name, or show this"
+        what, how = f"a pod's sandbox does not start: {box['error']}", "fix the other findings first, then this error"
         yield Finding(level="error", where=place.where, what=what, why=_NO_PODS, who="your site", how=how)
 
 
@@ -197,7 +196,7 @@ def _namespaces(place: ExaminedHost) -> Iterator[Finding]:
         what = f"{most} user namespaces are allowed"
         how = "sysctl user.max_user_namespaces=100000"
         level: Level = "warning" if most else "error"
-        why = "every pod takes one" if most else _NO_PODS
+        why = "every pod needs one" if most else _NO_PODS
         yield Finding(level=level, where=place.where, what=what, why=why, who="your site", how=how)
     for name, bad in (("unprivileged_userns_clone", 0), ("apparmor_restrict_unprivileged_userns", 1)):
         is_setuid = (place.facts["site"].get("apptainer") or {}).get("setuid")
@@ -211,14 +210,14 @@ def _open_files(place: ExaminedHost, settings: config.Settings) -> Iterator[Find
     hard = (place.facts.get("limits") or {}).get("open_files")
     if hard is not None and (what := descriptors.shortage(hard, max_pods=settings.max_pods)):
         what, _, how = what.partition(": ")
-        why = "each pod's agent is an open file of the control plane's"
+        why = "the control plane has one open file for each pod"
         yield Finding(level="warning", where=place.where, what=what, why=why, who="you", how=how)
 
 
 def _devices(place: ExaminedHost) -> Iterator[Finding]:
     site = place.facts["site"]
     if not site.get("fuse"):
-        what, why = "/dev/fuse cannot be opened", "images are mounted by it"
+        what, why = "/dev/fuse cannot be opened", "images are mounted through it"
         yield Finding(
             level="error", where=place.where, what=what, why=why, who="your site", how="chmod 666 /dev/fuse (udev)"
         )
@@ -234,7 +233,7 @@ def _ids(place: ExaminedHost) -> Iterator[Finding]:
         ids = site.get(name)
         if not ids or ids[1] < ENOUGH_IDS:
             what = f"{site.get('user')} has {ids[1] if ids else 'no'} subordinate ids in /etc/{name}"
-            why = "containers of several users, and images with files of theirs, need 65536"
+            why = "images and containers with files of several users need 65536"
             how = f"usermod --add-{name}s FIRST-LAST {site.get('user')}"
             yield Finding(level="warning", where=place.where, what=what, why=why, who="your site", how=how)
 
@@ -244,11 +243,11 @@ def _network(place: ExaminedHost, settings: config.Settings) -> Iterator[Finding
     if not missing or settings.network == "host":
         return
     if settings.network == "flannel":
-        what, why = f"no pod network: {'; '.join(missing)}", "HPK_NETWORK=flannel asks for it"
+        what, why = f"no pod network: {'; '.join(missing)}", "HPK_NETWORK=flannel requires it"
         yield Finding(level="error", where=place.where, what=what, why=why, who="you", how="HPK_NETWORK=host")
         return
     is_shared = bool(sandbox.missing_for_overlay(place.facts["site"]))
-    why = "pods share their node's network" if is_shared else "pods have a way out, and nobody reaches them"
+    why = "pods share their node's network" if is_shared else "pods can connect out, but cannot be reached"
     what = f"no pod network: {'; '.join(missing)}"
     how = "see docs/site-network.md"
     yield Finding(level="note", where=place.where, what=what, why=why, who="your site", how=how)
@@ -256,7 +255,7 @@ def _network(place: ExaminedHost, settings: config.Settings) -> Iterator[Finding
 
 def _scratch(place: ExaminedHost) -> Iterator[Finding]:
     disk = place.facts.get("scratch") or {}
-    how = "set HPK_SCRATCH to a directory of the nodes' own disks"
+    how = "set HPK_SCRATCH to a directory on the nodes' own disks"
     if "error" in disk:
         what = f"cannot write to {disk['path']}: {disk['error']}"
         yield Finding(level="error", where=place.where, what=what, why=_NO_PODS, who="you", how=how)
@@ -272,27 +271,27 @@ def _clock(place: ExaminedHost) -> Iterator[Finding]:
         return
     what = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the login host's"
     is_too_early = skew < -pki.BACKDATED.total_seconds()
-    why = "certificates look not yet valid there" if is_too_early else "times in pods' logs and of their files are off"
+    why = "certificates are not valid there yet" if is_too_early else "times in pods' logs and files are wrong"
     level: Level = "error" if is_too_early else "warning"
     yield Finding(level=level, where=place.where, what=what, why=why, who="your site", how="run chronyd")
 
 
 def _shared(place: ExaminedHost) -> Iterator[Finding]:
     home = place.facts.get("shared") or {}
-    how = "set HPK_STATE to a directory of another file system that all nodes share"
+    how = "set HPK_STATE to a directory on another file system that all nodes share"
     if "error" in home:
-        what, why = f"cannot write to the state directory: {home['error']}", "it must be on every node"
+        what, why = f"cannot write to the state directory: {home['error']}", "every node must be able to"
         yield Finding(level="error", where=place.where, what=what, why=why, who="you", how=how)
         return
     seconds = home.get("fsync_p99_seconds", 0.0)
     what = f"fsync of the state directory takes {seconds * 1000:.0f} ms (p99)"
     if home.get("reach", "all") != "all":
         is_known = home["reach"] == "host"
-        what = "locks of files in the state directory " + ("reach" if is_known else "may reach") + " this host only"
+        what = "file locks in the state directory " + ("hold" if is_known else "may hold") + " on this host only"
     if home.get("flock") is False:
         what = "files of the state directory cannot be locked (flock)"
-    if home.get("flock") is False or home.get("reach", "all") != "all" or seconds > SLOW_SYNC_SECONDS:
-        why = "etcd runs on its node's disk and is copied there; if that node dies the last half second is lost"
+    if home.get("flock") is False or home.get("reach", "all") != "all" or seconds > placement.SLOW_SYNC_SECONDS:
+        why = "etcd runs on its node's disk and is copied there; if that node fails, the last half second is lost"
         yield Finding(level="note", where=place.where, what=what, why=why, who="you", how=how)
 
 

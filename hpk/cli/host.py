@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors
+from hpk.aio import backoff
 from hpk.host import pack
 from hpk.slurm import client, runner
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpk import config
+    from hpk.slurm import model
 
 START_SECONDS = 10.0
 _PAUSE_SECONDS = 0.02
@@ -45,6 +48,28 @@ def slurm(settings: config.Settings) -> Iterator[client.Slurm]:
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # ends when its stdin is closed
             _wait_for(socket, process)
             yield client.Slurm(runner.GatewayClient(socket))
+
+
+class JobPoll:
+    """This user's jobs, asked of Slurm with growing pauses; its silence changes nothing."""
+
+    def __init__(self, slurm: client.Slurm, pauses: backoff.BackoffPolicy) -> None:
+        self.jobs: dict[str, model.Job] = {}
+        self._slurm = slurm
+        self._pauses = backoff.Backoff(pauses)
+        self._loop = asyncio.get_running_loop()
+        self._due_at = self._loop.time() + self._pauses.failed()
+
+    async def poll(self) -> bool:
+        """Ask Slurm if it is time; return whether it has answered."""
+        if self._loop.time() < self._due_at:
+            return False
+        self._due_at = self._loop.time() + self._pauses.failed()
+        try:
+            self.jobs = await self._slurm.jobs()
+        except errors.SlurmUnavailable:
+            return False
+        return True
 
 
 def _wait_for(socket: Path, process: subprocess.Popen[bytes] | None) -> None:

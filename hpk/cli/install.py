@@ -40,7 +40,7 @@ def run(settings: config.Settings, *, bin_directory: Path, is_forced: bool) -> i
     path = os.environ.get("USER_PATH") or os.environ.get("PATH", "")  # Apptainer renames the host's PATH
     if str(bin_directory) not in map(os.path.normpath, path.split(os.pathsep)):
         print(f"Add {bin_directory} to your PATH:  export PATH={bin_directory}:$PATH")
-    print("Look through ~/hpk.sbatch, then:  hpk up   (or: sbatch ~/hpk.sbatch)")
+    print("Check the settings in ~/hpk.sbatch, then:  hpk up   (or: sbatch ~/hpk.sbatch)")
     return 0
 
 
@@ -49,7 +49,7 @@ def _image(settings: config.Settings) -> str:
     target = settings.state / "hpk.sif"
     named = next((os.environ[name] for name in IMAGE_VARIABLES if os.environ.get(name)), None)
     if named is None:
-        return f"Image     not running from one; put hpk.sif at {target}"
+        return f"Image     not installed: this command does not run in hpk.sif; put that at {target}"
     source = Path(named)
     if not source.is_file():
         raise errors.Fatal(
@@ -58,7 +58,7 @@ def _image(settings: config.Settings) -> str:
         )
     if target.exists() and target.samefile(source):
         return f"Image     {target}"
-    # Under another name first: the old file must not change under a control plane that runs from it.
+    # A rename: the old file must not change while a control plane runs from it.
     temporary = target.with_name(f"{target.name}.{os.urandom(4).hex()}.tmp")
     try:
         os.link(source, temporary)
@@ -91,7 +91,7 @@ def _script(settings: config.Settings, target: Path, *, is_forced: bool) -> str:
     if old is not None and not is_forced and _digest(old) != known:
         new = target.with_name("hpk.sbatch.new")
         jobdir.write_bytes(str(new), text, 0o755)
-        return f"Script    {target} is yours and stays as it is; this version's is {new}"
+        return f"Script    {target} has your edits and is kept; this version's is {new}"
     jobdir.write_bytes(str(target), text, 0o755)
     _remember(record, text)
     return f"Script    {target} (new)"

@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpk import config
 from hpk.controlplane import ownership
 from hpk.controlplane.ownership import Relation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpk import config, jobdir
+    from hpk import jobdir
     from hpk.slurm import model
-
-DEFAULT_STATE = "~/.hpk"
-"""The state directory that a control plane queued by plain ``sbatch`` most likely uses."""
 
 
 def owner(state: jobdir.StateDirectory) -> ownership.Owner | None:
@@ -43,10 +41,11 @@ def strangers(jobs: Mapping[str, model.Job], state: jobdir.StateDirectory) -> li
 def expected(jobs: Mapping[str, model.Job], settings: config.Settings) -> model.Job | None:
     """Return the job that is, or most likely will be, this state directory's control plane.
 
-    Use it to wait for the job, never to end it: plain ``sbatch`` does not reveal a job's directory until it runs.
+    Use it to wait for the job, never to end it: plain ``sbatch`` does not reveal a job's directory until it runs, and
+    most likely that is the default one.
     """
     found = control_plane(jobs, settings.directory)
-    if found is None and ownership.is_same(settings.state, Path(DEFAULT_STATE).expanduser()):
+    if found is None and ownership.is_same(settings.state, config.Settings.state.expanduser()):
         return next(iter(strangers(jobs, settings.directory)), None)
     return found
 

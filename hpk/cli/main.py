@@ -143,9 +143,9 @@ def down(
     *,
     keep_pods: Annotated[bool, typer.Option("--keep-pods", help="Leave the pods' jobs queued and running.")] = False,
 ) -> None:
-    """Stop the control plane and the pods' jobs, and take the context out of the kubeconfig.
+    """Stop the control plane and the pods' jobs, and remove the context from the kubeconfig.
 
-    What was deployed is kept in the state directory, and is there again after the next 'hpk up'.
+    The cluster's objects stay in the state directory; the next 'hpk up' brings them back.
     """
     from hpk.cli import down as command  # noqa: PLC0415
 
@@ -155,7 +155,7 @@ def down(
 @app.command()
 def install(
     *,
-    bin_directory: Annotated[Path, typer.Option("--bin", help="Where the launcher goes.")] = Path("~/.local/bin"),
+    bin_directory: Annotated[Path, typer.Option("--bin", help="Directory of the launcher.")] = Path("~/.local/bin"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an sbatch script that you have edited.")] = False,
 ) -> None:
     """Put the launcher, the sbatch script and the image into your home.
@@ -175,7 +175,7 @@ def pull(
         Path | None, typer.Option(help="Docker config with credentials. [default: ~/.docker/config.json]")
     ] = None,
 ) -> None:
-    """Fetch and convert images now, so that pods find them: for hosts from which the registry can be reached."""
+    """Pull and convert images before pods need them, on a host that can reach the registry."""
     from hpk.cli import pull as command  # noqa: PLC0415
 
     _run(command.run(_settings(), names=images, auth_file=authfile))
@@ -184,14 +184,14 @@ def pull(
 @app.command()
 def prune(
     *,
-    is_dry: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
-    also_pulled: Annotated[bool, typer.Option("--all", help="Also what 'hpk pull' has brought.")] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="A JSON object instead of lines.")] = False,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")] = False,
+    also_pulled: Annotated[bool, typer.Option("--all", help="Also remove what 'hpk pull' has pulled.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
 ) -> None:
-    """Remove converted images that no pod uses, neither of this control plane nor of another that shares them.
+    """Remove converted images that no pod of this control plane, or of another that shares them, uses.
 
-    The control plane does the same by itself when images take more than images_gib, a setting in config.toml
-    (HPK_IMAGES_GIB); the README says more.
+    The control plane does so by itself when images fill images_gib, a setting in config.toml (HPK_IMAGES_GIB); see
+    the README.
     """
     from hpk.cli import prune as command  # noqa: PLC0415
 
@@ -203,7 +203,7 @@ def prune(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def kubectl() -> None:
-    """Run the kubectl that is in hpk.sif, as in: hpk kubectl get pods."""
+    """Run the kubectl in hpk.sif, as in: hpk kubectl get pods."""
     from hpk.cli import kubectl as command  # noqa: PLC0415
 
     # Not context.args: a parser would drop the first "--".
@@ -214,10 +214,10 @@ def kubectl() -> None:
 def connect(
     *,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="On this host's loopback. [default: the API server's own]")
+        int, typer.Option(min=0, max=65535, help="Port on this host's loopback. [default: the API server's own]")
     ] = 0,
 ) -> None:
-    """Hold a tunnel to the API server, for kubectl and other programs on hosts that do not reach its port."""
+    """Hold a tunnel to the API server, for kubectl and other programs on hosts that cannot reach its port."""
     from hpk.cli import connect as command  # noqa: PLC0415
 
     _run(command.run(_settings(), port=port))
@@ -226,10 +226,10 @@ def connect(
 @app.command()
 def doctor(
     *,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long a probe may wait in the queue.")] = 120,
-    is_json: Annotated[bool, typer.Option("--json", help="A JSON list instead of lines.")] = False,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long a probe job may wait in the queue.")] = 120,
+    is_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False,
 ) -> None:
-    """Check this host, and try in one small job per partition what pods need; exit code 1 if pods cannot run."""
+    """Check this host, and each partition by one small job, for what pods need; exit code 1 if pods cannot run."""
     from hpk.cli import doctor as command  # noqa: PLC0415
 
     _run(command.run(_settings(), wait_seconds=wait, is_json=is_json))

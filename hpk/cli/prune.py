@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpk import config
 
 
-STAYED = "in use again, or the file system refused"
+STAYED = "in use again, or the file system refused to remove it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def why(image: collect.Found, *, also_pinned: bool) -> str:
     if image.pods:
         return f"in use by {len(image.pods)} pod{'s' if len(image.pods) > 1 else ''}"
     if image.is_pinned and not also_pinned:
-        return "brought by hpk pull; --all removes it, too"
+        return "pulled by hpk pull; --all removes it too"
     return "used a moment ago"
 
 

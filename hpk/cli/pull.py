@@ -77,7 +77,7 @@ def credentials(auth_file: Path | None) -> dict[str, Any] | None:
         if not isinstance(found, dict):
             raise errors.Fatal(f"Cannot read credentials from {path}: it is not a Docker config")
         if found.get("credsStore") or found.get("credHelpers"):
-            print(f"hpk: {path} names a credential helper, which is not run; only its 'auths' count", file=sys.stderr)
+            print(f"hpk: {path} names a credential helper, which is not run; only 'auths' are used", file=sys.stderr)
         return found
     return None
 

@@ -63,7 +63,7 @@ async def find(settings: config.Settings, slurm: client.Slurm) -> Way:
         try:
             return await through(settings, slurm)
         except errors.ApiUnavailable as error:
-            raise errors.ApiUnavailable(f"{direct} cannot be reached from this host: {problem}. {error}") from error
+            raise errors.ApiUnavailable(f"Cannot reach {direct} from this host: {problem}. {error}") from error
     return await through(settings, slurm)
 
 
@@ -125,26 +125,28 @@ def overlay(settings: config.Settings, way: Way) -> Path:
 async def refusal(server: str) -> str:
     """Return why nothing answers at this URL; empty if something does."""
     place = urlsplit(server)
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(place.hostname, place.port), DIRECT_SECONDS)
-    except TimeoutError:
+    error = await _failure(place.hostname, place.port)
+    if isinstance(error, TimeoutError):
         return f"no answer in {DIRECT_SECONDS:.0f} s"
-    except OSError as error:
-        return os.strerror(error.errno) if error.errno else str(error)  # asyncio changes strerror
-    writer.close()
-    return ""
+    return (os.strerror(error.errno) if error.errno else str(error)) if error else ""  # asyncio changes strerror
 
 
 async def is_filtered(host: str) -> bool:
     """Return whether connections to a host's ports vanish; a port where nobody listens would refuse them."""
+    error = await _failure(host, UNUSED_PORT)
+    return isinstance(error, TimeoutError) or (
+        error is not None and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+    )
+
+
+async def _failure(host: str | None, port: int | None) -> OSError | None:
+    """Return why a connection fails; None if it does not."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, UNUSED_PORT), DIRECT_SECONDS)
-    except TimeoutError:
-        return True
-    except OSError as error:
-        return error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIRECT_SECONDS)
+    except OSError as error:  # TimeoutError is one
+        return error
     writer.close()
-    return False
+    return None
 
 
 def _cluster(settings: config.Settings) -> dict[str, Any]:
@@ -152,5 +154,5 @@ def _cluster(settings: config.Settings) -> dict[str, Any]:
         document = yaml.safe_load(Path(settings.directory.kubeconfig).read_bytes())
         found: dict[str, Any] = document["clusters"][0]["cluster"]
     except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
-        raise errors.ApiUnavailable("No control plane runs; 'hpk up' starts it") from error
+        raise errors.ApiUnavailable("Cannot reach the API server: no control plane runs; 'hpk up' starts it") from error
     return found

@@ -40,7 +40,7 @@ def run(load: Callable[[], config.Settings]) -> int:
         return ending.of(error).code
     directory = Path(settings.directory.control_plane)
     out = output.take_over(node=node, home=directory / "logs" / "hpk.log")
-    end = ending.Ending(ending.ASKED, "it was asked to end")
+    end = ending.Ending(ending.ASKED, "it was asked to stop")
     try:
         configure_logging(settings.log_level, cast("TextIO", out))
         _serve(settings)

@@ -57,7 +57,7 @@ def _slurm_lines(job: model.Job | None, pods: list[model.Job]) -> list[str]:
 def _cluster_lines(look: cluster.Look, settings: config.Settings) -> list[str]:
     name = settings.node_name
     if look.problem and not Path(settings.directory.kubeconfig).exists():
-        return ["API server     not there yet: the control plane is starting"]
+        return ["API server     not running yet: the control plane is starting"]
     if look.problem:
         return [f"API server     does not answer: {look.problem}"]
     capacity = ", ".join(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpk import errors, jobdir
+from hpk.aio import backoff
 from hpk.cli import cluster, data_files, host, instance
 from hpk.controlplane import ownership, placement, version
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.25
 """Pause between looks at the state directory, which are cheap."""
-FIRST_QUESTION_SECONDS = 1.0
-LAST_QUESTION_SECONDS = 15.0
+PAUSES = backoff.BackoffPolicy(first_seconds=1.0, factor=1.5, cap_seconds=15.0)
+"""Pauses between questions to Slurm."""
 UNREACHABLE_SECONDS = 20.0
 """How long the API server may be unreachable from here after it reported ready."""
 LOG_LINES = 15
@@ -42,7 +43,7 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
         job = instance.expected(await slurm.jobs(), settings)
         before = _stamp(settings)
         if job is not None and job.state.is_ending:
-            print(f"The control plane's last job, {job.id}, is ending; the next one starts after it", flush=True)
+            print(f"The control plane's job {job.id} is ending; the next one starts after it", flush=True)
             options = [f"--dependency=afterany:{job.id}", *options]
             job = None
         if job is None:
@@ -123,8 +124,7 @@ class StartWait:
         self._stamp = stamp
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
-        self._pause = FIRST_QUESTION_SECONDS
-        self._ask_at = self._began_at + self._pause
+        self._poll = host.JobPoll(slurm, PAUSES)
         self._announced_at: float | None = None
         self._job: model.Job | None = None
 
@@ -153,7 +153,7 @@ class StartWait:
             f"Node {self._settings.node_name} is Ready after {elapsed:.1f} s: {command}   ({look.tunnel or look.url})"
         )
         if look.tunnel:
-            print("This host needs a tunnel for it: 'hpk kubectl' has one by itself, other programs by 'hpk connect'")
+            print("This host needs a tunnel: 'hpk kubectl' opens one by itself; run 'hpk connect' for other programs")
         return 0
 
     async def _look_until_ready(self, tell: Callable[[str], None]) -> cluster.Look:
@@ -168,18 +168,12 @@ class StartWait:
                 tell(f"The control plane starts on {holder.host}")
             elif self._job is not None:
                 tell(waiting(self._job))
-            if self._loop.time() >= self._ask_at:
-                await self._ask()
+            if await self._poll.poll():
+                await self._check_job()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _ask(self) -> None:
-        """Ask Slurm with growing pauses; silence changes nothing."""
-        self._pause = min(self._pause * 1.5, LAST_QUESTION_SECONDS)
-        self._ask_at = self._loop.time() + self._pause
-        try:
-            self._job = (await self._slurm.jobs()).get(self._job_id)
-        except errors.SlurmUnavailable:
-            return
+    async def _check_job(self) -> None:
+        self._job = self._poll.jobs.get(self._job_id)
         if self._job is None or self._job.state.is_over:
             word = "is gone" if self._job is None else f"ended as {self._job.state.value}"
             tail = await self._tail()
@@ -187,15 +181,15 @@ class StartWait:
         owner = instance.owner(self._settings.directory)
         if ownership.relation(self._job, self._settings.state, owner) is ownership.Relation.ANOTHERS:
             raise errors.Fatal(
-                f"Job {self._job_id} is the control plane of another directory ({self._job.comment}); "
-                "run 'hpk up' again to start this one's"
+                f"Cannot wait for job {self._job_id}: it is the control plane of another directory "
+                f"({self._job.comment}); run 'hpk up' again to start this one's"
             )
 
     def _check_reachable(self, look: cluster.Look) -> None:
         self._announced_at = self._announced_at or self._loop.time()
         if look.problem and self._loop.time() - self._announced_at > UNREACHABLE_SECONDS:
             raise errors.ApiUnavailable(
-                f"The control plane is ready in job {self._job_id}, but this host cannot reach it: {look.problem}"
+                f"Cannot reach the control plane from this host, though job {self._job_id} is ready: {look.problem}"
             )
 
     async def _tail(self) -> str:
@@ -203,7 +197,7 @@ class StartWait:
             path = await self._slurm.output(self._job_id) or str(log(self._settings)).replace("%j", self._job_id)
             lines = (await asyncio.to_thread(Path(path).read_text, errors="replace")).splitlines()[-LOG_LINES:]
         except (errors.SlurmUnavailable, OSError):
-            return "Its output cannot be read; look where --output says"
+            return "Its output cannot be read; see the file that --output names"
         return "\n".join([f"The end of {path}:", *(f"  {line}" for line in lines)])
 
 

@@ -16,8 +16,8 @@ from hpk.controlplane import plane
 def main() -> int:
     """Run the control plane until a signal arrives, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hpk.controlplane", description=__doc__)
-    parser.add_argument("--state", required=True, help="the state directory; it is made")
-    parser.add_argument("--address", default="127.0.0.1", help="of this host (default: loopback)")
+    parser.add_argument("--state", required=True, help="the state directory; created if missing")
+    parser.add_argument("--address", default="127.0.0.1", help="an IPv4 address of this host (default: loopback)")
     options = parser.parse_args()
     code = 0
     try:

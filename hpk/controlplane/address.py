@@ -33,7 +33,7 @@ def find(*, wanted: str = "") -> str:
     if wanted:
         if wanted not in ours:
             raise errors.Fatal(
-                f"Cannot use the address '{wanted}': not an IPv4 address of this host ({', '.join(ours)})"
+                f"Cannot use the address '{wanted}': it is not an IPv4 address of this host (known: {', '.join(ours)})"
             )
         return wanted
     return choose(by_name=_of_name(socket.gethostname()), by_route=_of_default_route(), ours=ours)
@@ -51,7 +51,7 @@ def choose(*, by_name: Iterable[str], by_route: str | None, ours: Iterable[str])
             return address
     raise errors.Fatal(
         "Cannot find an IPv4 address of this host that other nodes could reach "
-        f"(have: {', '.join(ours) or 'none'}); set HPK_ADDRESS"
+        f"(known: {', '.join(ours) or 'none'}); set HPK_ADDRESS"
     )
 
 

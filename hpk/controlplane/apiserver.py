@@ -32,7 +32,7 @@ def component_of(layout: Layout) -> component.Component:
     return component.Component(
         name=NAME,
         argv=(layout.binary(NAME), *(f"--{name}={value}" for name, value in flags.items())),
-        env=layouts.environment(memory_mib=layout.memory_mib, processors=layout.processors),
+        env=layouts.environment(memory_mib=layout.settings.control_plane_memory, processors=layout.processors),
         log=layout.log(NAME),
         needs=(etcd.NAME,),
         probe=readiness.Https(
@@ -99,7 +99,7 @@ def _identities(layout: Layout) -> dict[str, object]:
 
 def _cluster(layout: Layout) -> dict[str, object]:
     return {
-        "service-cluster-ip-range": layout.service_cidr,
+        "service-cluster-ip-range": layout.settings.service_cidr,
         "allow-privileged": "true",
         # This host has no ClusterIP routes, so aggregated APIs are reached at their pods.
         "enable-aggregator-routing": "true",

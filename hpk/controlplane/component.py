@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
-
-
-class ReadinessProbe(Protocol):
-    """A readiness probe of a component."""
-
-    async def __call__(self) -> str | None:
-        """Return None if the component is ready, else a short reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +20,8 @@ class Component:
     env: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     """Components that must be ready before this one starts, and that stop after it."""
-    probe: ReadinessProbe | None = None
-    """Without a probe, the component is ready once it runs."""
+    probe: Callable[[], Awaitable[str | None]] | None = None
+    """Returns None if the component is ready, else a short reason. Without one, it is ready once it runs."""
     ready_seconds: float = 120.0
     """The startup timeout; loading a binary from a slow shared file system takes time."""
     stop_seconds: float = 10.0

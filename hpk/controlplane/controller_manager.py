@@ -39,7 +39,7 @@ def component_of(layout: Layout) -> component.Component:
         "root-ca-file": layout.authority_certificate("kubernetes"),
         "cluster-signing-cert-file": layout.authority_certificate("kubernetes"),
         "cluster-signing-key-file": layout.authority_key("kubernetes"),
-        "service-cluster-ip-range": layout.service_cidr,
+        "service-cluster-ip-range": layout.settings.service_cidr,
         # A Job of a hundred pods should not take five seconds to create them (default 20 a second).
         "kube-api-qps": "200",
         "kube-api-burst": "400",

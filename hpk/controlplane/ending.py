@@ -43,7 +43,7 @@ def of(error: BaseException) -> Ending:
     unforeseen = [leaf for leaf in leaves if not isinstance(leaf, errors.HpkError)]
     if unforeseen:
         first = unforeseen[0]
-        return Ending(BROKEN, f"an error that nobody foresaw ended it: {type(first).__name__}: {first}")
+        return Ending(BROKEN, f"an unexpected error ended it: {type(first).__name__}: {first}")
     reason = "; ".join(dict.fromkeys(str(leaf) for leaf in leaves))
     lasts = any(not isinstance(leaf, errors.Retryable) for leaf in leaves)
     return Ending(LASTING if lasts else PASSING, reason)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from hpk import jobdir, pki
+from hpk import kubeconfig as kubeconfigs
 from hpk.controlplane import apiserver, controller_manager, etcd
 from hpk.controlplane import layout as layouts
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 ADMINS = "hpk:admins"
 BINDER = "hpk:binder"
-CONTEXT = "hpk"
-"""The name of cluster, user and context in each kubeconfig."""
 _AN_HOUR = 1 / 24
 
 
@@ -58,13 +57,14 @@ def identities(node_name: str) -> tuple[Identity, ...]:
 def kubeconfig(*, server: str, ca_pem: bytes, certificate: pki.Certificate) -> bytes:
     """Return a kubeconfig for one user of one cluster, with everything embedded."""
     user = {"client-certificate-data": certificate.certificate_pem, "client-key-data": certificate.key_pem}
+    name = kubeconfigs.NAME
     document = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": CONTEXT, "cluster": {"server": server, "certificate-authority-data": _base64(ca_pem)}}],
-        "users": [{"name": CONTEXT, "user": {key: _base64(value) for key, value in user.items()}}],
-        "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT, "namespace": "default"}}],
-        "current-context": CONTEXT,
+        "clusters": [{"name": name, "cluster": {"server": server, "certificate-authority-data": _base64(ca_pem)}}],
+        "users": [{"name": name, "user": {key: _base64(value) for key, value in user.items()}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": "default"}}],
+        "current-context": name,
     }
     return yaml.safe_dump(document, sort_keys=False).encode()
 
@@ -85,7 +85,7 @@ def issue(layout: Layout, authorities: Mapping[str, pki.Authority]) -> None:
     for name, certificate in issued.items():
         certificate.write(layout.issued, name)
     cluster = authorities["kubernetes"]
-    for identity in identities(layout.node_name):
+    for identity in identities(layout.settings.node_name):
         server = layout.url if identity.name == "admin" else layout.local_url
         certificate = cluster.issue(identity.user, organizations=identity.groups, is_client=True, days=identity.days)
         document = kubeconfig(server=server, ca_pem=cluster.certificate_pem, certificate=certificate)
@@ -95,9 +95,9 @@ def issue(layout: Layout, authorities: Mapping[str, pki.Authority]) -> None:
 def kubelet_server(layout: Layout, cluster: pki.Authority) -> pki.Certificate:
     """Issue the certificate of the kubelet's HTTPS endpoint, which the API server verifies."""
     return cluster.issue(
-        f"system:node:{layout.node_name}",
+        f"system:node:{layout.settings.node_name}",
         organizations=("system:nodes",),
-        dns_names=(layout.node_name, *layout.host_names, "localhost"),
+        dns_names=(layout.settings.node_name, *layout.host_names, "localhost"),
         addresses=(layout.address, layouts.LOOPBACK),
         is_server=True,
     )
@@ -108,7 +108,12 @@ def _servers(layout: Layout, authorities: Mapping[str, pki.Authority]) -> dict[s
     return {
         apiserver.SERVER: authorities["kubernetes"].issue(
             "kube-apiserver",
-            dns_names=(*kubernetes, f"{kubernetes[-1]}.{layout.cluster_domain}", *layout.host_names, "localhost"),
+            dns_names=(
+                *kubernetes,
+                f"{kubernetes[-1]}.{layout.settings.cluster_domain}",
+                *layout.host_names,
+                "localhost",
+            ),
             addresses=(layout.address, layouts.LOOPBACK, layout.first_service_address),
             is_server=True,
         ),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpk import errors, jobdir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from hpk import config
 
@@ -41,18 +41,11 @@ class Layout:  # long: one name for each file
         logs/                 one for each component
     """
 
-    root: Path
+    settings: config.Settings
     address: str
     """An IPv4 address that the other nodes can reach."""
     host_names: tuple[str, ...]
     """This host's names."""
-    node_name: str
-    service_cidr: str
-    cluster_domain: str
-    memory_mib: int
-    """The API server's soft memory limit."""
-    processors: int
-    """How many processors the API server may use at once."""
     etcd_port: int
     api_port: int
     kubelet_port: int
@@ -62,38 +55,13 @@ class Layout:  # long: one name for each file
     """etcd's data directory on this node, if not in the state directory."""
     etcd_quota_bytes: int = 2 << 30
     """The limit of etcd's database."""
+    processors: int = field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))))
+    """How many processors the API server may use at once."""
 
-    @classmethod
-    def of(
-        cls,
-        settings: config.Settings,
-        *,
-        address: str,
-        host_names: Iterable[str],
-        etcd_port: int,
-        api_port: int,
-        kubelet_port: int,
-        binaries: Mapping[str, str] | None = None,
-        etcd_node_data: Path | None = None,
-        etcd_quota_bytes: int = 2 << 30,
-    ) -> Layout:
-        """Return the layout for these settings on this host."""
-        return cls(
-            root=Path(settings.directory.control_plane),
-            address=address,
-            host_names=tuple(host_names),
-            node_name=settings.node_name,
-            service_cidr=settings.service_cidr,
-            cluster_domain=settings.cluster_domain,
-            memory_mib=settings.control_plane_memory,
-            processors=min(4, len(os.sched_getaffinity(0))),
-            etcd_port=etcd_port,
-            api_port=api_port,
-            kubelet_port=kubelet_port,
-            binaries=binaries or {},
-            etcd_node_data=etcd_node_data,
-            etcd_quota_bytes=etcd_quota_bytes,
-        )
+    @property
+    def root(self) -> Path:
+        """The control plane's directory."""
+        return Path(self.settings.directory.control_plane)
 
     @property
     def etcd_url(self) -> str:
@@ -113,12 +81,12 @@ class Layout:  # long: one name for each file
     @property
     def first_service_address(self) -> str:
         """The ClusterIP of the service ``kubernetes``."""
-        return str(ipaddress.IPv4Network(self.service_cidr)[1])
+        return str(ipaddress.IPv4Network(self.settings.service_cidr)[1])
 
     @property
     def service_account_issuer(self) -> str:
         """The issuer of service account tokens; the same on every host, so that tokens survive a move."""
-        return f"https://kubernetes.default.svc.{self.cluster_domain}"
+        return f"https://kubernetes.default.svc.{self.settings.cluster_domain}"
 
     @property
     def is_local(self) -> bool:

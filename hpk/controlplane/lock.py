@@ -13,8 +13,8 @@ Exclusive creation decides (:mod:`hpk.controlplane.terms`)::
                                                  ▼
                                              hold: beat, and leave when a higher number appears
 
-Whether a holder is gone is asked in this order: of Slurm, which knows whether its job is over; of a POSIX lock, which
-is worth something between processes of one host only; and else its file is watched for signs of life.
+Three things tell whether a holder is gone: Slurm, which knows whether its job is over; a POSIX lock, which counts only
+between processes of one host; and, if both leave it open, the heartbeat in its file.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Lock:
                 f"Cannot go on with {self._directory}: another control plane took it over ({who or 'unknown'})"
             )
         if self._files.beat_at(self.number) is None:
-            raise errors.Fatal(f"Cannot go on with {self._directory}: its file of this control plane's term is gone")
+            raise errors.Fatal(f"Cannot go on with {self._directory}: the file of our term was removed")
         self._files.beat(self.number)
 
 
@@ -236,7 +236,7 @@ class Judge:
         found: Verdict = "unknown"
         if holder is not None and self._ask is not None and holder.job_id and holder.cluster == self._us.cluster:
             logger.warning(
-                "The last control plane left no word of its end; asking Slurm for its job", owner=str(holder)
+                "The last control plane did not record its end; asking Slurm about its job", owner=str(holder)
             )
             found = await self._verdict(number, holder)
         if found == "gone":
@@ -245,7 +245,7 @@ class Judge:
         if found == "lives" or self._has_lock is False:
             raise self._refusal(holder)
         logger.warning(
-            "The last control plane left no word of its end; watching for signs of life",
+            "The last control plane did not record its end; watching for its heartbeat",
             owner=str(holder or "unknown"),
             seconds=round(self._stale_seconds),
         )
@@ -253,7 +253,7 @@ class Judge:
             raise self._refusal(holder)
         # A holder that was only cut off sees our number at its next heartbeat, and ends.
         self._settle_seconds = max(self._settle_seconds, min(BEAT_SECONDS, self._stale_seconds))
-        logger.warning("Taking over the state directory: its owner gave no sign of life")
+        logger.warning("Taking over the state directory: its owner has no heartbeat")
 
     async def settle(self) -> None:
         """Pause before checking that our number is the last."""
@@ -265,7 +265,7 @@ class Judge:
             async with asyncio.timeout(ASK_SECONDS):
                 jobs = await self._ask()
         except (errors.SlurmUnavailable, TimeoutError) as error:
-            logger.warning("Slurm does not say whether the owner's job is over", error=str(error) or "no answer")
+            logger.warning("Slurm cannot tell whether the owner's job is over", error=str(error) or "no answer")
             return "unknown"
         silent_seconds = await asyncio.to_thread(self._files.silent_seconds, number)
         return verdict(holder, self._us, jobs, state=self._directory.parent, silent_seconds=silent_seconds)
@@ -296,8 +296,8 @@ class Judge:
 def has_ended_here(holder: Owner, us: Owner) -> bool:
     """Return whether a holder on this host has ended, from the locks and jobs of both.
 
-    If it had the POSIX lock, our having it now proves that, for both are processes of one kernel. If it had none, our
-    being the same job does: hpk.sbatch restarts the control plane only after the last one has ended.
+    If it had the POSIX lock and we have it now, it has ended: both are processes of one kernel. If it had none, it has
+    ended if it was of our job: hpk.sbatch restarts the control plane only after the last one has ended.
     """
     is_same_job = bool(us.job_id) and (holder.job_id, holder.job_started_at) == (us.job_id, us.job_started_at)
     return us.has_lock if holder.has_lock else is_same_job
@@ -307,7 +307,7 @@ def verdict(holder: Owner, us: Owner, jobs: Mapping[str, model.Job], *, state: P
     """Return what Slurm's answer says about the holder.
 
     A node that Slurm has given up may still run it. If Slurm has forgotten its job or reused the ID, the job ended long
-    ago, unless Slurm was set up again meanwhile: then the holder still gives signs of life.
+    ago, unless Slurm was set up again meanwhile: then the holder still has a heartbeat.
     """
     job = jobs.get(holder.job_id)
     if job is None or ownership.is_later(job, holder):

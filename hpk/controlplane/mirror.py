@@ -104,8 +104,8 @@ class Mirror:
             datadir.fetch(self._copy, self._node, ends=ends)
         except OSError as error:
             raise errors.Retryable(
-                f"Cannot bring etcd's data from {self._copy.root} to {self._node.root}: {error.strerror}.  It must be "
-                "a disk of this node (TMPDIR) with room for them"
+                f"Cannot copy etcd's data from {self._copy.root} to {self._node.root}: {error.strerror}.  TMPDIR must "
+                "be on a disk of this node with room for them"
             ) from error
         self._copy.make()
         if self._node.database.exists():
@@ -139,7 +139,7 @@ class Mirror:
         """
         with self._busy:
             if not self._is_ours():
-                logger.warning("Not copying the last of etcd's data: another control plane has the state directory now")
+                logger.warning("Not copying the last of etcd's data: another control plane has the state directory")
             elif self._node.database.exists():
                 self._publish(self._node.database, names=self._node.log_names())
 
@@ -275,7 +275,7 @@ class Mirror:
         why = (error.strerror or str(error)) + placement.advice(error) if isinstance(error, OSError) else str(error)
         self._tell(f"etcd's data have not been copied to {self._copy.root} since {since}: {why}")
         logger.warning(
-            "Cannot copy etcd's data to the state directory; what is not there is lost if this node fails",
+            "Cannot copy etcd's data to the state directory; changes since the last copy are lost if this node fails",
             directory=str(self._copy.root),
             error=why,
             behind_seconds=round(self.behind_seconds, 1),

@@ -73,20 +73,20 @@ def choose(wanted: str, facts: FileSystemTraits, *, directory: Path) -> tuple[Pl
         errors.Fatal: The place that the setting demands does not work.
     """
     if wanted == "node":
-        return "node", "HPK_ETCD says so"
+        return "node", "HPK_ETCD=node"
     if not facts.has_locks or facts.reach == "host":
         why = "has no locks" if not facts.has_locks else "has locks that no other host sees"
         if wanted == "shared":
             raise errors.Fatal(
-                f"Cannot keep etcd's data in {directory} (HPK_ETCD=shared): its file system {why}.  Take "
-                "HPK_ETCD=auto, or let HPK_STATE name a directory of another file system"
+                f"Cannot keep etcd's data in {directory} (HPK_ETCD=shared): its file system {why}.  Set "
+                "HPK_ETCD=auto, or HPK_STATE to a directory on another file system"
             )
         return "node", f"the state directory's file system {why}"
     if facts.reach == "unknown" and wanted == "auto":
-        return "node", "it is not known whether other hosts see the locks of the state directory's file system"
+        return "node", "other hosts may not see the locks of the state directory's file system"
     speed = f"an fsync of the state directory takes {facts.sync_seconds * 1000:.1f} ms"
     if wanted == "shared":
-        return "shared", f"HPK_ETCD says so; {speed}"
+        return "shared", f"HPK_ETCD=shared; {speed}"
     return ("node" if facts.sync_seconds > SLOW_SYNC_SECONDS else "shared"), speed
 
 

@@ -213,7 +213,7 @@ def _etcd_data(settings: config.Settings, root: Path) -> Iterator[Path | None]:
         errors.Retryable: Neither directory can be written.
     """
     place, why = placement.choose(settings.etcd, placement.measure(root), directory=root)
-    logger.info("Where etcd's data live", place=place, why=why)
+    logger.info("Chose the place of etcd's data", place=place, why=why)
     if place == "shared":
         yield None
         return
@@ -277,8 +277,8 @@ def _prepare(
 ) -> ControlPlane:
     everywhere = layouts.LOOPBACK if ours == layouts.LOOPBACK else "0.0.0.0"  # noqa: S104 - the cluster's doors
     kubelet_port = book.hold("kubelet", host=everywhere, preferred=[KUBELET_PORT])
-    where = layouts.Layout.of(
-        settings,
+    where = layouts.Layout(
+        settings=settings,
         address=ours,
         host_names=address.host_names(),
         etcd_port=book.hold("etcd", host=layouts.LOOPBACK).port,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 BEFORE = dt.timedelta(days=7)
-"""So long before its certificates end the control plane starts anew."""
+"""The control plane restarts this long before its certificates expire."""
 TOLD_BEFORE = dt.timedelta(days=180)
 """How long before an authority expires the user is warned."""
 _LOOK_SECONDS = 3600.0
@@ -32,8 +32,8 @@ def trouble(authorities: Mapping[str, pki.Authority], *, now: dt.datetime) -> st
         return ""
     names = ", ".join(name for _, name in ending)
     return (
-        f"the certificate authorities of this state directory ({names}) end on {ending[0][0]:%Y-%m-%d}: before that, "
-        "'hpk down', move state/pki away, and 'hpk up' (kubeconfigs and tokens made with them end with them)"
+        f"the certificate authorities of this state directory ({names}) expire on {ending[0][0]:%Y-%m-%d}: before "
+        "that, run 'hpk down', move state/pki away, and run 'hpk up' (it also ends their kubeconfigs and tokens)"
     )
 
 
@@ -46,5 +46,5 @@ async def until(ends_at: dt.datetime, *, clock: clocks.Clock = clocks.SYSTEM) ->
     while (left := (ends_at - BEFORE - clock.now()).total_seconds()) > 0:  # noqa: ASYNC110 - a clock
         await asyncio.sleep(min(left, _LOOK_SECONDS))
     raise errors.Retryable(
-        f"The control plane's certificates end on {ends_at:%Y-%m-%d}; it starts anew to make new ones"
+        f"The control plane's certificates expire on {ends_at:%Y-%m-%d}; it restarts to issue new ones"
     )

@@ -47,5 +47,5 @@ def _check(path: Path) -> None:
             digest.update(data)
             left -= len(data)
         if size <= 0 or file.read() != digest.digest():
-            raise errors.Retryable("etcd handed out a database that is not whole")
+            raise errors.Retryable("Cannot copy etcd's database: its checksum is wrong")
         file.truncate(size)

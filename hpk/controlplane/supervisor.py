@@ -41,13 +41,9 @@ class Supervisor:
         policy: backoff.BackoffPolicy | None = None,
         attempts: int = ATTEMPTS,
     ) -> None:
-        """Prepare the children; nothing starts yet.
-
-        Raises:
-            ValueError: A dependency is unknown or circular.
-        """
+        """Prepare the children; nothing starts yet. Each component comes after those that it needs, else a KeyError."""
         self._children: dict[str, _Child] = {}
-        for component in in_order(components):
+        for component in components:
             needs = [self._children[name] for name in component.needs]
             child = _Child(component, needs=needs, backoff=backoff.Backoff(policy), attempts=attempts)
             for need in needs:
@@ -57,11 +53,6 @@ class Supervisor:
     def ready(self, name: str) -> asyncio.Event:
         """Return the event that is set while the component is ready."""
         return self._children[name].ready
-
-    def pid(self, name: str) -> int | None:
-        """Return the PID of the component's process, or None while it has none."""
-        child = self._children[name].process
-        return child.pid if child and child.exit_code is None else None
 
     async def run(self) -> None:
         """Run all components until cancelled, then stop them in reverse order.
@@ -74,23 +65,6 @@ class Supervisor:
                 task = group.create_task(forever.forever(child.name, child.run()), name=child.name)
                 # Not in run's own finally: a task that is cancelled before it first runs never gets there.
                 task.add_done_callback(child.has_stopped)
-
-
-def in_order(components: Iterable[Component]) -> list[Component]:
-    """Return the components in dependency order, otherwise in the given order.
-
-    Raises:
-        ValueError: A dependency is unknown or circular.
-    """
-    left = {component.name: component for component in components}
-    done: dict[str, Component] = {}
-    while left:
-        name = next((name for name, component in left.items() if done.keys() >= set(component.needs)), None)
-        if name is None:
-            needs = {component.name: component.needs for component in left.values()}
-            raise ValueError(f"needs that cannot be met: {needs}")
-        done[name] = left.pop(name)
-    return list(done.values())
 
 
 class _Child:

@@ -32,7 +32,7 @@ _WIDTH = 10
 
 
 class Terms:
-    """The files of terms; each method is one read or one change."""
+    """The files of terms; each method is one read or one change, and raises OSError if the file system fails."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -43,15 +43,11 @@ class Terms:
         return max((int(name) for name in os.listdir(self._directory) if name.isdigit()), default=0)  # noqa: PTH208 - names
 
     def holder(self, number: int) -> Owner | None:
-        """Return the owner in the file; None if it cannot be read (yet) or the file is missing."""
+        """Return the owner in the file; None if it cannot be read (yet) or is missing. Never raises."""
         return ownership.parse(jobdir.peek_json(str(self._path(number))))
 
     def read(self, number: int) -> Owner | None:
-        """Return the owner in the file; None if the file is missing or has none.
-
-        Raises:
-            OSError: The file system cannot tell.
-        """
+        """Return the owner in the file; None if the file is missing or has none."""
         return ownership.parse(jobdir.read_json(str(self._path(number))))
 
     def is_over(self, number: int) -> bool:
@@ -67,11 +63,7 @@ class Terms:
             return None
 
     def silent_seconds(self, number: int) -> float:
-        """Return the time since the holder's last heartbeat, by the file server's clock.
-
-        Raises:
-            OSError: The file system failed.
-        """
+        """Return the time since the holder's last heartbeat, by the file server's clock."""
         probe = self._directory / f"now.{os.urandom(4).hex()}"
         probe.touch(mode=0o600)
         now = probe.stat().st_mtime_ns
@@ -79,11 +71,7 @@ class Terms:
         return (now - (self.beat_at(number) or 0)) / 1e9
 
     def create(self, number: int, owner: Owner) -> bool:
-        """Create the file; return False if it already existed.
-
-        Raises:
-            OSError: The file system failed; nothing is left.
-        """
+        """Create the file; return False if it already existed. After an OSError nothing is left."""
         path = self._path(number)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -100,20 +88,16 @@ class Terms:
         return True
 
     def beat(self, number: int) -> None:
-        """Touch the file as a heartbeat.
-
-        Raises:
-            OSError: The file system failed, or the file is missing.
-        """
+        """Touch the file as a heartbeat; a missing file is an OSError too."""
         os.utime(self._path(number))
 
     def end(self, number: int) -> None:
-        """Mark the term as ended."""
+        """Mark the term as ended, if the file system permits."""
         with contextlib.suppress(OSError):
             os.utime(self._path(number), (0, 0))
 
     def remove(self, number: int) -> None:
-        """Withdraw a number whose term never began."""
+        """Withdraw a number whose term never began, if the file system permits."""
         with contextlib.suppress(OSError):
             self._path(number).unlink()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import structlog
 
@@ -32,49 +32,6 @@ TROUBLE = "etcd"
 
 logger = structlog.get_logger(__name__)
 Step = Literal["nothing", "defragment", "relieve"]
-
-
-class Etcd(Protocol):
-    """The part of :class:`hpk.controlplane.etcd_client.EtcdClient` that is used here."""
-
-    async def status(self) -> EtcdStatus:
-        """Return the database's size and the current revision."""
-        ...
-
-    async def has_no_space(self) -> bool:
-        """Return whether etcd refuses writes for lack of space."""
-        ...
-
-    async def disarm(self) -> None:
-        """Disarm the alarm."""
-        ...
-
-    async def defragment(self) -> None:
-        """Shrink the database's file."""
-        ...
-
-    async def compact(self, revision: int) -> None:
-        """Drop the history before this revision."""
-        ...
-
-
-class Header(Protocol):
-    """The header of every response."""
-
-    revision: int
-
-
-class EtcdStatus(Protocol):
-    """etcd's StatusResponse."""
-
-    dbSize: int  # noqa: N815 - etcd's name
-    dbSizeInUse: int  # noqa: N815
-    dbSizeQuota: int  # noqa: N815
-
-    @property
-    def header(self) -> Header:
-        """The header of every response."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +68,9 @@ def trouble(size: Size) -> str:
     how = "delete objects that nobody needs, such as finished Jobs, old ReplicaSets, events, large ConfigMaps"
     room = f"etcd's database holds {size.used >> 20} MB of at most {size.quota >> 20} MB"
     if size.is_refusing:
-        return f"the cluster takes no changes: {room}; {how}"
+        return f"the cluster accepts no changes: {room}; {how}"
     if size.quota and size.used > FULL * size.quota:
-        return f"{room}, and takes no changes beyond that: {how}"
+        return f"{room}, and accepts no changes beyond that: {how}"
     return ""
 
 
@@ -129,7 +86,7 @@ async def run(layout: Layout, ready: asyncio.Event, troubles: Troubles) -> NoRet
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def look_after(client: Etcd) -> str:
+async def look_after(client: etcd_client.EtcdClient) -> str:
     """Perform the next step, and return the warning for the user.
 
     Raises:
@@ -145,17 +102,17 @@ async def look_after(client: Etcd) -> str:
         await client.compact(revision)
         size, _ = await _look(client)
     if what == "defragment" or size.total - size.used > size.total * WORTHWHILE:
-        logger.warning("etcd's database is made smaller", why=what, megabytes=size.total >> 20, used=size.used >> 20)
+        logger.warning("Making etcd's database smaller", why=what, megabytes=size.total >> 20, used=size.used >> 20)
         await client.defragment()
         size, _ = await _look(client)
-        logger.info("etcd's database is smaller", megabytes=size.total >> 20, used=size.used >> 20)
+        logger.info("Made etcd's database smaller", megabytes=size.total >> 20, used=size.used >> 20)
     if what == "relieve" and (size.total < size.quota or not size.quota):
         await client.disarm()
         size, _ = await _look(client)
     return trouble(size)
 
 
-async def _look(client: Etcd) -> tuple[Size, int]:
+async def _look(client: etcd_client.EtcdClient) -> tuple[Size, int]:
     found = await client.status()
     is_refusing = await client.has_no_space()
     size = Size(total=found.dbSize, used=found.dbSizeInUse, quota=found.dbSizeQuota, is_refusing=is_refusing)

@@ -91,12 +91,6 @@ def crc32c(data: bytes, crc: int = 0) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def field(message: bytes, number: int) -> bytes:
-    """Return a bytes field of a protobuf message by its number; empty if it is missing."""
-    value = dict(_fields(message)).get(number, b"")
-    return value if isinstance(value, bytes) else b""
-
-
 def _row(number: int) -> int:
     for _ in range(8):
         number = (number >> 1) ^ (_POLYNOMIAL if number & 1 else 0)

@@ -17,7 +17,7 @@ import re
 import socket
 from typing import TYPE_CHECKING, Final, cast
 
-from hpk import jobdir
+from hpk import aiotasks, jobdir
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -124,11 +124,8 @@ class Ringer:
         """Wait until the kubelet has read this report, without end; ring again until then."""
         while self._seen < sequence:
             self._heard.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RING_AGAIN_SECONDS):
-                    await self._heard.wait()
-                    continue
-            self._ring()
+            if not await aiotasks.in_time(self._heard.wait(), RING_AGAIN_SECONDS):
+                self._ring()
 
     def close(self) -> None:
         """Close the socket; idempotent."""

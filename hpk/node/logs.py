@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from hpk import errors, jobdir
+from hpk import aiotasks, errors, jobdir
+from hpk.aio import backoff
 from hpk.node import cri
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ LOG = structlog.get_logger(__name__)
 
 BLOCK_BYTES = 128 << 10
 """Bytes for each read and write; a slow client costs about three times as much."""
-FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 1.0
+PAUSES = backoff.BackoffPolicy(first_seconds=0.2, factor=1.5, cap_seconds=1.0)
+"""Pauses between looks at a log that does not grow."""
 
 Object = dict[str, Any]
 
@@ -135,11 +136,7 @@ class Follower:
 
     async def wait(self, seconds: float) -> None:
         """Wait until the pod changes, or for so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._pods.wait_for_change(self._uid)
-        except TimeoutError:
-            pass
+        await aiotasks.in_time(self._pods.wait_for_change(self._uid), seconds)
 
 
 async def clock_ahead(directory: jobdir.PodDirectory) -> float:
@@ -182,13 +179,12 @@ async def stream(
         OSError: The file system failed and there is no follower (with one, the read is retried).
     """
     reader = _Reader(path, query, is_following=follower is not None)
-    pause = FIRST_PAUSE_SECONDS
+    pauses = backoff.Backoff(PAUSES)
     while not reader.is_full:
         is_over = follower is None or follower.is_over()
-        has_grown = False
         try:
             while (text := await offload(reader.read)) is not None:
-                has_grown = True
+                pauses.succeeded()
                 if text:
                     yield text
                 if reader.is_full:
@@ -204,8 +200,7 @@ async def stream(
             return
         # If the run ended during the read, the last bytes may have come after it: read once more.
         if follower is not None and not follower.is_over():
-            pause = FIRST_PAUSE_SECONDS if has_grown else min(pause * 1.5, LONGEST_PAUSE_SECONDS)
-            await follower.wait(pause)
+            await follower.wait(pauses.failed())
 
 
 class _Reader:

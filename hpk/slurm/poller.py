@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from hpk import errors
+from hpk import aiotasks, errors
 from hpk.aio import backoff
 from hpk.slurm import model
 
@@ -183,10 +183,7 @@ class Poller:
     async def _until_due(self) -> None:
         while (pause := max(self._due_at, self._not_before) - self._clock()) > 0:
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with a wake-up.
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
+            await aiotasks.in_time(self._wake.wait(), pause)
 
     async def _ask(self) -> None:
         asked_at = self._clock()

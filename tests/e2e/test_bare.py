@@ -277,7 +277,7 @@ def test_doctor_says_what_to_do_instead(hpk: None) -> None:
     found = json.loads(cluster.run(cluster.HPK, "doctor", "--json", seconds=180).stdout)
     assert {one["level"] for one in found} <= {"note", "warning"}
     hows = {one["how"] for one in found if one["who"] == "you"}
-    for words in ("hpk kubectl is the same", "'hpk connect' for other programs", "hpk pull IMAGE on the login host"):
+    for words in ("use hpk kubectl", "'hpk connect' for other programs", "hpk pull IMAGE on the login host"):
         assert [how for how in hows if words in how], hows
     assert {one["where"].split(" (")[0] for one in found} >= {"partition main", "partition whole", "partition gpu"}
 

@@ -59,10 +59,10 @@ class Program:
     def layout(self) -> layout.Layout:
         """Where its files are, with the ports that it recorded."""
         ports = json.loads((self.state / "state" / "ports.json").read_text())
-        return layout.Layout.of(
-            config.Settings(state=self.state),
+        return layout.Layout(
+            settings=config.Settings(state=self.state),
             address="127.0.0.1",
-            host_names=[],
+            host_names=(),
             etcd_port=ports["etcd"],
             api_port=ports["kube-apiserver"],
             kubelet_port=ports["kubelet"],
@@ -375,12 +375,14 @@ def test_etcd_on_a_node_that_dies_loses_only_what_is_not_copied_yet(tmp_path: Pa
 
 async def test_an_etcd_that_is_full_is_relieved(program: Program, binaries: Path, tmp_path: Path) -> None:
     """It refuses writes; compacted, defragmented and disarmed it takes them again."""
-    root = tmp_path / "etcd"
-    shutil.copytree(program.layout.root / "pki", root / "pki")
+    settings = config.Settings(state=tmp_path / "hpk")
+    shutil.copytree(program.layout.root / "pki", Path(settings.directory.control_plane) / "pki")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     programs = {"etcd": str(binaries / "etcd")}
-    where = dataclasses.replace(program.layout, root=root, etcd_port=port, binaries=programs, etcd_quota_bytes=4 << 20)
+    where = dataclasses.replace(
+        program.layout, settings=settings, etcd_port=port, binaries=programs, etcd_quota_bytes=4 << 20
+    )
     where.make_directories()
     identities.issue(where, identities.open_authorities(where))
     running = supervisor.Supervisor([etcd.component_of(where)])

@@ -17,6 +17,19 @@ async def test_the_first_event_is_enough() -> None:
     assert not late.is_set()
 
 
+async def test_what_takes_too_long_is_cancelled() -> None:
+    """Whoever waits knows whether it ended; its own errors pass."""
+    loop = asyncio.get_running_loop()
+    done, late, failed = loop.create_future(), loop.create_future(), loop.create_future()
+    done.set_result(None)
+    failed.set_exception(OSError())
+    assert await aiotasks.in_time(done, 60)
+    assert not await aiotasks.in_time(late, 0)
+    assert late.cancelled()
+    with pytest.raises(OSError):  # noqa: PT011 - it says nothing
+        await aiotasks.in_time(failed, 60)
+
+
 async def test_cancelled_tasks_have_ended_whatever_they_raise() -> None:
     """One that fails while it is cancelled, or before, fails nobody else."""
     has_ended = False

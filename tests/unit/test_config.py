@@ -15,7 +15,9 @@ from hpk import config, errors
         ({"HPK_IMAGE_GC_HIGH_THRESHOLD_PERCENT": "80"}, "must be below the high one"),
         ({"HPK_IMAGE_GC_LOW_THRESHOLD_PERCENT": "-1"}, "both between 0 and 100"),
         ({"HPK_IMAGE_GC_HIGH_THRESHOLD_PERCENT": "101"}, "both between 0 and 100"),
-        ({"HPK_IMAGES_GIB": "0"}, "name the GiB that images may take"),
+        ({"HPK_IMAGES_GIB": "0"}, "images_gib 0: it must be 1 or more"),
+        ({"HPK_CONTAINER_LOG_MAX_SIZE": "0"}, "container_log_max_size 0: it must be 1 or more"),
+        ({"HPK_CONTAINER_LOG_MAX_FILES": "1"}, "container_log_max_files 1: it must be 2 or more"),
         ({"HPK_LOG_LEVEL": "loud"}, r"log_level 'loud' \(known: debug, info, warning, error\)"),
         ({"HPK_ETCD": "home"}, r"etcd 'home' \(known: auto, shared, node\)"),
         ({"HPK_MAX_PODS": "0"}, "max_pods 0: it must be 1 or more"),
@@ -62,4 +64,4 @@ def test_thresholds_can_be_set() -> None:
 def test_a_variable_that_is_nearly_a_setting_is_told() -> None:
     """And no other: a site has variables of its own."""
     environment = {"HPK_NETWROK": "host", "HPK_STATE": "/x", "HPK_BIND": "/data", "HPK_OURS": "1", "PATH": "/bin"}
-    assert config.strangers(environment) == ["HPK_NETWROK is no setting; did you mean HPK_NETWORK?"]
+    assert config.strangers(environment) == ["HPK_NETWROK is not a setting; did you mean HPK_NETWORK?"]

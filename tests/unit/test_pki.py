@@ -177,7 +177,7 @@ def test_a_spoiled_signing_key_is_refused(tmp_path: Path) -> None:
     """Two halves that are no pair would sign tokens that nobody accepts."""
     _, public = pki.signing_key(tmp_path / "k")
     public.write_bytes(pki.signing_key(tmp_path / "other")[1].read_bytes())
-    with pytest.raises(errors.Fatal, match="no pair"):
+    with pytest.raises(errors.Fatal, match="not a pair"):
         pki.signing_key(tmp_path / "k")
 
 

@@ -48,10 +48,7 @@ class Tap:
         self._news.set()
         while self._waiting > _MOST_TAPPED and self._is_patient:
             self._room.clear()
-            try:
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    await self._room.wait()
-            except TimeoutError:
+            if not await aiotasks.in_time(self._room.wait(), PATIENCE_SECONDS):
                 self.was_slow = True
                 self.end()
 
@@ -180,8 +177,5 @@ class Capture:
             await asyncio.sleep(0)  # others have a turn, however much this one writes
             return
         file.room.clear()
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await file.room.wait()
-        except TimeoutError:
+        if not await aiotasks.in_time(file.room.wait(), PATIENCE_SECONDS):
             file.give_up()

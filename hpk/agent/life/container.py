@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
@@ -89,9 +88,7 @@ class ContainerRunner:
         seconds = self._back_off.pause_seconds(finished_at=time.monotonic())
         if seconds:
             self._recorder.backing_off(seconds, pod=self._context.pod_name)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await aiotasks.first_of(self._wants_stop, self._has_changed)
+            await aiotasks.in_time(aiotasks.first_of(self._wants_stop, self._has_changed), seconds)
         if self._wants_stop.is_set():
             self._recorder.not_restarted(ended)
             return False
@@ -128,9 +125,7 @@ class ContainerRunner:
             self._recorder.event("Warning", "Failed", f"Error: {why}")
         self._recorder.waiting("CreateContainerConfigError", why)
         self.progress.has_launched.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONFIGURATION_SECONDS):
-                await self._wants_stop.wait()
+        await aiotasks.in_time(self._wants_stop.wait(), CONFIGURATION_SECONDS)
         return not self._wants_stop.is_set()
 
     async def _attend(self, run: runs.ContainerRun) -> records.Terminated:

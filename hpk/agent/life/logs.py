@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from hpk import jobdir
+from hpk import aiotasks, jobdir
 from hpk.agent.life import descriptors, supervise
 
 if TYPE_CHECKING:
@@ -102,12 +102,7 @@ class Writer:
             self._loop.call_soon_threadsafe(descriptors.resolve, done)
 
         self._queue.put(tell)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await done
-        except TimeoutError:
-            return False
-        return True
+        return await aiotasks.in_time(done, timeout_seconds)
 
     def close(self) -> None:
         """End the thread when it has written all; does not wait for it."""

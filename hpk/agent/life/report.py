@@ -9,7 +9,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from hpk import jobdir, records
+from hpk import aiotasks, jobdir, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -172,9 +172,7 @@ class AgentReporter:
 
     async def settled(self, *, timeout_seconds: float) -> None:
         """Wait until the newest report is out; gives up on a disk that hangs."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._is_out.wait()
+        await aiotasks.in_time(self._is_out.wait(), timeout_seconds)
 
 
 def exit_code(reporter: AgentReporter, plan: records.PodPlan, *, is_heard: bool) -> int:

@@ -6,10 +6,9 @@ A control plane that moves, a network that is cut, a kubelet that is restarted: 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Protocol
 
-from hpk import jobdir
+from hpk import aiotasks, jobdir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +40,7 @@ class Wishes:
     async def watch(self) -> None:
         """Look until cancelled."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._is_signalled.wait()
+            await aiotasks.in_time(self._is_signalled.wait(), LOOK_SECONDS)
             is_signalled = self._is_signalled.is_set()
             self._is_signalled.clear()
             if not is_signalled and self._is_connected():

@@ -6,7 +6,6 @@ To dial costs more CPU than many a short pod (see `hpk.link.doorbell`), so a pod
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 from hpk import aiotasks
@@ -62,10 +61,8 @@ class Uplink:
         if self._link is None:
             self._stop_waiting()
             self._reporter.attach(self._ringer)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RING_SECONDS):
-                    await self._ringer.acknowledged(sequence)
-                    return
+            if await aiotasks.in_time(self._ringer.acknowledged(sequence), RING_SECONDS):
+                return
         link = await asyncio.shield(self._linked())
         await link.acknowledged(sequence)
 

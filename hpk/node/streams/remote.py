@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from hpk import errors
+from hpk import aiotasks, errors
 from hpk.link import sessions
 from hpk.node.streams import channels, connection, handshake, status, wire
 
@@ -75,13 +74,10 @@ class SpdyClient:
 
     async def is_ready(self) -> bool:
         """Wait for all streams; return whether they were opened in time."""
-        try:
-            async with asyncio.timeout(STREAMS_SECONDS):
-                await self._are_there.wait()
-        except TimeoutError:
+        is_ready = await aiotasks.in_time(self._are_there.wait(), STREAMS_SECONDS)
+        if not is_ready:
             LOG.warning("Hanging up on a client that does not open its streams", missing=sorted(self._missing))
-            return False
-        return True
+        return is_ready
 
     async def send(self, channel: int, data: bytes) -> None:
         """Send output."""
@@ -253,9 +249,7 @@ class Sizes:
         :meth:`read` returns it again, for agents too old to take it from the request.
         """
         for seconds in (SIZE_SECONDS, 0):  # take what arrived while the event loop was blocked, even after the timeout
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._find()
+            await aiotasks.in_time(self._find(), seconds)
         return self._found[0] if self._found else None
 
     async def read(self) -> tuple[int, int] | None:

@@ -109,7 +109,7 @@ async def test_up_names_the_commands_that_work_here(stage: Stage, capsys: pytest
     assert await up.run(stage.settings, script=None, options=[], is_waiting=True) == 0
     told = capsys.readouterr().out
     assert "hpk kubectl get nodes   (https://127.0.0.1:1, by srun to c1)" in told
-    assert "other programs by 'hpk connect'" in told
+    assert "'hpk connect' for other programs" in told
 
 
 async def test_up_shows_why_the_job_ended(stage: Stage) -> None:
@@ -144,7 +144,7 @@ async def test_up_starts_the_next_one_while_the_last_one_ends(stage: Stage, caps
     stage.own("7")
     talk = stage.talk(("squeue", fake.squeue(row("7", "COMPLETING"))), ("sbatch", "8\n"))
     assert await up.run(stage.settings, script=None, options=["-p", "long"], is_waiting=False) == 0
-    assert "last job, 7, is ending; the next one starts after it" in capsys.readouterr().out
+    assert "job 7 is ending; the next one starts after it" in capsys.readouterr().out
     submission = next(call for call in talk.calls if call.line.startswith("sbatch"))
     assert submission.line.endswith(" --dependency=afterany:7 -p long")
 
@@ -212,7 +212,7 @@ async def test_down_that_could_not_change_the_kubeconfig_can_be_repeated(
     os.unlink(lock)  # noqa: PTH108 - in a loop that has nothing else to do
     assert await down.run(stage.settings, is_keeping_pods=False) == 0
     assert kubeconfig.current() == ("", "")
-    assert "Took the context 'hpk' out of" in capsys.readouterr().out
+    assert "Removed the context 'hpk' from" in capsys.readouterr().out
     assert not (stage.settings.state / "kubeconfig").exists()
 
 
@@ -255,7 +255,7 @@ async def test_down_leaves_a_control_plane_alone_that_may_be_another_s(
 
 async def test_up_does_not_wait_for_another_directory_s_job(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of plain sbatch that looked like this directory's tells another one when it runs."""
-    monkeypatch.setattr("hpk.cli.instance.DEFAULT_STATE", str(stage.settings.state))
+    monkeypatch.setattr(config.Settings, "state", stage.settings.state)
     stage.talk(
         ("squeue", fake.squeue(row("7", "PENDING", comment=ownership.MARK))),
         ("squeue", fake.squeue(row("7", "RUNNING", comment=ownership.comment("/home/a/b")))),
@@ -288,10 +288,10 @@ async def test_status_of_a_control_plane_that_starts(stage: Stage, capsys: pytes
     """Its job runs, and it has not said yet where it is: nobody is told to start one."""
     stage.own("7")
     stage.talk(("squeue", fake.squeue(row("7", "RUNNING"))))
-    stage.see(cluster.Look(problem="No control plane runs; 'hpk up' starts it"))
+    stage.see(cluster.Look(problem="Cannot reach the API server: no control plane runs; 'hpk up' starts it"))
     assert await status.run(stage.settings) == 1
     told = capsys.readouterr().out
-    assert "API server     not there yet: the control plane is starting\n" in told
+    assert "API server     not running yet: the control plane is starting\n" in told
     assert "hpk up" not in told
 
 

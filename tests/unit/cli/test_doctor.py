@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import config
-from hpk.cli import doctor, findings, host, reach
+from hpk.cli import doctor, host, reach
+from hpk.controlplane import placement
 from hpk.host import probe
 from hpk.slurm import client, runner
 from tests.fakes import slurm as fake
@@ -92,7 +93,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(host, "slurm", slurm)
     monkeypatch.setattr(reach, "is_filtered", is_filtered)
     monkeypatch.setattr(probe, "unreachable", lambda _: {})
-    monkeypatch.setattr(findings, "SLOW_SYNC_SECONDS", float("inf"))  # this machine's disk may be busy
+    monkeypatch.setattr(placement, "SLOW_SYNC_SECONDS", float("inf"))  # this machine's disk may be busy
     return made
 
 
@@ -144,7 +145,7 @@ async def test_filtered_ports_are_told_once(stage: Cluster, tmp_path: Path, caps
     stage.answers = {name: answer() for name in stage.partitions}
     stage.filtered = {"c1"}
     await doctor.run(config.Settings(state=tmp_path), wait_seconds=9, is_json=False)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not reach its hosts' ports" in line]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "cannot reach its hosts' ports" in line]
     assert line.startswith("note    partition main (c1)")
 
 
@@ -157,7 +158,7 @@ async def test_an_error_is_the_exit_code(stage: Cluster, tmp_path: Path, capsys:
     found = json.loads(capsys.readouterr().out)
     assert found[0]["level"] in {"ok", "note"}  # this host itself, whose disk may be busy
     assert [one["level"] for one in found[1:]] == ["error", "error"]
-    assert found[2]["what"] == "the probe's job ended as FAILED and said: no such command"
+    assert found[2]["what"] == "the probe's job ended as FAILED; its output ends with: no such command"
     assert set(found[0]) == {"level", "where", "what", "why", "who", "how"}
 
 

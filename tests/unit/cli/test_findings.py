@@ -61,7 +61,7 @@ def test_a_host_that_is_well_has_one_line() -> None:
         ({"site.architecture": "aarch64"}, "error", "its hosts are aarch64"),
         ({"sandbox": {"error": "no space"}}, "error", "a pod's sandbox does not start: no space"),
         ({"limits.max_user_namespaces": 0}, "error", "0 user namespaces are allowed; no pod"),
-        ({"limits.max_user_namespaces": 20}, "warning", "20 user namespaces are allowed; every pod takes one"),
+        ({"limits.max_user_namespaces": 20}, "warning", "20 user namespaces are allowed; every pod needs one"),
         ({"limits.unprivileged_userns_clone": 0, "site.apptainer": NO_SETUID}, "error", "userns_clone is 0"),
         ({"site.apptainer": NO_SETUID}, "note", "Apptainer is not installed setuid"),
         ({"site.fuse": False}, "error", "/dev/fuse cannot be opened"),
@@ -69,13 +69,13 @@ def test_a_host_that_is_well_has_one_line() -> None:
         ({"site.subuid": None}, "warning", "alice has no subordinate ids in /etc/subuid"),
         ({"site.subgid": [1, 1000]}, "warning", "alice has 1000 subordinate ids in /etc/subgid"),
         ({"site.flannel": None}, "note", "pods share their node's network"),
-        ({"site.subgid": None, "site.user_namespaces": 9}, "note", "pods have a way out, and nobody reaches them"),
+        ({"site.subgid": None, "site.user_namespaces": 9}, "note", "pods can connect out, but cannot be reached"),
         ({"scratch": {"path": "/local", "error": "Permission denied"}}, "error", "cannot write to /local: Permission"),
         ({"scratch.free_bytes": 1 << 30}, "warning", "1.1 GB are free in /tmp"),
         ({"shared": {"error": "/home: Read-only file system"}}, "error", "Read-only file system"),
         ({"shared.flock": False}, "note", "cannot be locked (flock); etcd runs on its node's disk"),
-        ({"shared.reach": "host"}, "note", "reach this host only; etcd runs on its node's disk"),
-        ({"shared.reach": "unknown"}, "note", "may reach this host only; etcd runs on its node's disk"),
+        ({"shared.reach": "host"}, "note", "hold on this host only; etcd runs on its node's disk"),
+        ({"shared.reach": "unknown"}, "note", "may hold on this host only; etcd runs on its node's disk"),
         ({"limits.open_files": 1024}, "warning", "a process may open 1024 files"),
         ({"shared.fsync_p99_seconds": 0.25}, "note", "takes 250 ms (p99); etcd runs on its node's disk"),
         ({"routes": [["eth1", "10.96.5.0/24"]]}, "warning", "10.96.5.0/24 by eth1 overlaps service_cidr 10.96.0.0/16"),
@@ -109,7 +109,7 @@ def test_what_places_lack_alike_is_told_once() -> None:
 def test_the_login_node_may_have_no_kubectl() -> None:
     """There is another one."""
     (found,) = findings.login(place({"site.kubectl": None}), SETTINGS)
-    assert (found.level, found.how) == ("note", "hpk kubectl is the same")
+    assert (found.level, found.how) == ("note", "use hpk kubectl")
 
 
 def test_a_registry_that_only_the_login_node_reaches_is_named() -> None:
@@ -133,7 +133,7 @@ def test_a_clock_that_is_hours_behind_keeps_pods_from_the_control_plane() -> Non
     """Certificates are good from an hour before they were made."""
     assert [findings.compute(place({}, skew_seconds=s), SETTINGS)[0].level for s in (-3000, 9000)] == ["warning"] * 2
     found = findings.compute(place({}, skew_seconds=-4000), SETTINGS)[0]
-    assert (found.level, found.why) == ("error", "certificates look not yet valid there")
+    assert (found.level, found.why) == ("error", "certificates are not valid there yet")
 
 
 def test_what_is_asked_for_must_be_there() -> None:

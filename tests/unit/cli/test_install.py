@@ -69,7 +69,7 @@ def test_an_edited_script_stays(home: Path, capsys: pytest.CaptureFixture[str]) 
     run(home)
     assert (home / "hpk.sbatch").read_text() == "mine"
     assert (home / "hpk.sbatch.new").read_bytes() == data_files.file("hpk.sbatch").read_bytes()
-    assert "is yours and stays as it is" in capsys.readouterr().out
+    assert "has your edits and is kept" in capsys.readouterr().out
     run(home, is_forced=True)
     assert (home / "hpk.sbatch").read_bytes() == data_files.file("hpk.sbatch").read_bytes()
 

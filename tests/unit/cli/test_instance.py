@@ -100,7 +100,7 @@ def test_plain_sbatch_tells_no_directory_at_first(
     assert instance.control_plane(jobs, state) is None
     assert instance.strangers(jobs, state) == [jobs["12"]]
     assert instance.expected(jobs, settings) is None
-    monkeypatch.setattr(instance, "DEFAULT_STATE", state.root)
+    monkeypatch.setattr(config.Settings, "state", Path(state.root))
     assert instance.expected(jobs, settings) == jobs["12"]
     own(state)
     jobs = index(job("5", comment=ownership.MARK, started_at=100.0))

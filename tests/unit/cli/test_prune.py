@@ -60,7 +60,7 @@ def test_what_no_pod_uses_goes(settings: config.Settings, capsys: pytest.Capture
     """Each image by its name, with its size, and the reason why it stays."""
     said = run(settings, capsys)
     assert "removed  ctl:5000/a:1  1.0 MB  (last used " in said
-    assert "kept  ctl:5000/b:1  1.0 MB  (brought by hpk pull; --all removes it, too)" in said
+    assert "kept  ctl:5000/b:1  1.0 MB  (pulled by hpk pull; --all removes it too)" in said
     assert "kept  ctl:5000/c:1  1.0 MB  (in use by 1 pod)" in said
     assert "kept  ctl:5000/d:1  1.0 MB  (used a moment ago)" in said
     assert said.endswith("2 of 5 images, 2.0 MB\n")
@@ -89,7 +89,7 @@ def test_a_dry_run_removes_nothing(settings: config.Settings, capsys: pytest.Cap
     assert [one["names"] for one in found["removed"]] == [["ctl:5000/a:1"], ["ctl:5000/e:1"]]
     assert (found["dryRun"], found["removed"][0]["digest"]) == (True, f"sha256:{'a' * 64}")
     assert {one["names"][0][9]: one["reason"][:6] for one in found["kept"]} == {
-        "b": "brough",
+        "b": "pulled",
         "c": "in use",
         "d": "used a",
     }
@@ -115,7 +115,7 @@ def test_what_could_not_be_removed_is_not_said_to_be_new(
     """In a directory that is somebody else's nothing goes."""
     monkeypatch.setattr(cache.Cache, "condemn", lambda *_: False)
     said = run(settings, capsys)
-    assert "kept  ctl:5000/a:1  1.0 MB  (in use again, or the file system refused)" in said
+    assert "kept  ctl:5000/a:1  1.0 MB  (in use again, or the file system refused to remove it)" in said
     assert said.endswith("0 of 5 images, 0.0 MB\n")
 
 

@@ -208,7 +208,7 @@ def test_kubectl_that_asks_nobody_needs_no_control_plane(
     assert became[1] == ["kubectl", *line.split()]
     assert "KUBECONFIG" not in became[2]
     for other in ("create configmap c --dry-run=server", "get pods", "exec p -- x --local"):
-        with pytest.raises(errors.ApiUnavailable, match="No control plane runs"):
+        with pytest.raises(errors.ApiUnavailable, match="no control plane runs"):
             kubectl.run(stage.settings, other.split())
     stage.control_plane("https://127.0.0.1:1")
     kubectl.run(stage.settings, line.split())

@@ -28,7 +28,7 @@ def test_without_name_and_route_any_good_one_does() -> None:
 
 def test_none_is_told_with_the_setting() -> None:
     """A host that others cannot reach is refused, with what it has and what to set."""
-    with pytest.raises(errors.Fatal, match=r"have: 127\.0\.0\.1.*HPK_ADDRESS"):
+    with pytest.raises(errors.Fatal, match=r"known: 127\.0\.0\.1.*HPK_ADDRESS"):
         address.choose(by_name=["127.0.1.1"], by_route=None, ours=["127.0.0.1"])
 
 

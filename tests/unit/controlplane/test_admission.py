@@ -13,10 +13,10 @@ from hpk import config
 from hpk.controlplane import admission, layout
 
 GOLDEN = Path(__file__).parent / "golden"
-LAYOUT = layout.Layout.of(
-    config.Settings(state=Path("/home/alice/.hpk")),
+LAYOUT = layout.Layout(
+    settings=config.Settings(state=Path("/home/alice/.hpk")),
     address="10.77.0.11",
-    host_names=["c1"],
+    host_names=("c1",),
     etcd_port=20001,
     api_port=6443,
     kubelet_port=10250,
@@ -31,7 +31,7 @@ def test_the_webhook_is_golden() -> None:
 
 def test_the_api_server_shows_its_certificate_to_the_kubelet_alone(tmp_path: Path) -> None:
     """The user is named for one address: other webhooks, which a user may add, never see the certificate."""
-    made = dataclasses.replace(LAYOUT, root=tmp_path)
+    made = dataclasses.replace(LAYOUT, settings=config.Settings(state=tmp_path))
     made.make_directories()
     admission.write(made)
     (plugin,) = yaml.safe_load(made.admission.read_text())["plugins"]

@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).parent / "golden"
 MODULES = [etcd, apiserver, controller_manager]
-LAYOUT = dataclasses.replace(
-    layout.Layout.of(
-        config.Settings(state=Path("/home/alice/.hpk"), control_plane_memory=512),
-        address="10.77.0.11",
-        host_names=["c1.cluster", "c1"],
-        etcd_port=20001,
-        api_port=6443,
-        kubelet_port=10250,
-        binaries={name: f"/usr/local/bin/{name}" for name in layout.BINARIES},
-    ),
+LAYOUT = layout.Layout(
+    settings=config.Settings(state=Path("/home/alice/.hpk"), control_plane_memory=512),
+    address="10.77.0.11",
+    host_names=("c1.cluster", "c1"),
+    etcd_port=20001,
+    api_port=6443,
+    kubelet_port=10250,
+    binaries={name: f"/usr/local/bin/{name}" for name in layout.BINARIES},
     processors=4,
 )
 
@@ -85,7 +83,10 @@ def test_a_local_trial_opens_no_door() -> None:
 
 def test_the_first_service_address_follows_the_setting() -> None:
     """The certificate must cover the ClusterIP of the service ``kubernetes``, wherever a site puts services."""
-    assert dataclasses.replace(LAYOUT, service_cidr="172.30.0.0/16").first_service_address == "172.30.0.1"
+    assert (
+        dataclasses.replace(LAYOUT, settings=config.Settings(service_cidr="172.30.0.0/16")).first_service_address
+        == "172.30.0.1"
+    )
 
 
 def test_missing_binaries_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_missing_binaries_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_directories_are_ours_alone(tmp_path: Path) -> None:
     """Every directory is 0700, also one that was there before with other modes."""
-    made = dataclasses.replace(LAYOUT, root=tmp_path / "state")
+    made = dataclasses.replace(LAYOUT, settings=config.Settings(state=tmp_path))
     (tmp_path / "state" / "etcd").mkdir(parents=True, mode=0o755)
     made.make_directories()
     found = [tmp_path / "state", *(tmp_path / "state").rglob("*")]

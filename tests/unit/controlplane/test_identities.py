@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 @pytest.fixture(name="made", scope="module")
 def _made(tmp_path_factory: pytest.TempPathFactory) -> layout.Layout:
     """A state directory with everything issued."""
-    made = layout.Layout.of(
-        config.Settings(state=tmp_path_factory.mktemp("state"), cluster_domain="hpc.example", node_name="hpk"),
+    made = layout.Layout(
+        settings=config.Settings(state=tmp_path_factory.mktemp("state"), cluster_domain="hpc.example", node_name="hpk"),
         address="10.77.0.11",
-        host_names=["c1.cluster", "c1"],
+        host_names=("c1.cluster", "c1"),
         etcd_port=1,
         api_port=6443,
         kubelet_port=10250,

@@ -148,7 +148,7 @@ async def test_another_host_that_is_silent_is_taken_over(tmp_path: Path, content
     with testing.capture_logs() as said:
         async with lock.locked(tmp_path, job_id="8") as held:
             assert held.number == 2
-    assert "watching for signs of life" in said[0]["event"]  # whoever waits reads for what
+    assert "watching for its heartbeat" in said[0]["event"]  # whoever waits reads for what
 
 
 async def test_who_was_taken_over_ends(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_an_owner_whose_job_is_over_is_not_watched(tmp_path: Path) -> None
         taking = asyncio.create_task(take())
         await waiting.until(lambda: said or taking.done())
         await background.end(taking)
-    assert ["watching for signs of life" in line["event"] for line in said] == [True]
+    assert ["watching for its heartbeat" in line["event"] for line in said] == [True]
     assert files.latest() == 3
 
 

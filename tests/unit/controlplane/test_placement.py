@@ -28,7 +28,7 @@ UNKNOWN = placement.FileSystemTraits(has_locks=True, sync_seconds=0.004, reach="
         ("auto", SLOW, "node", "takes 50.0 ms"),
         ("auto", UNLOCKED, "node", "has no locks"),
         ("auto", LOCAL, "node", "no other host sees"),
-        ("auto", UNKNOWN, "node", "not known whether other hosts see"),
+        ("auto", UNKNOWN, "node", "other hosts may not see"),
         ("shared", UNKNOWN, "shared", "HPK_ETCD"),
         ("shared", SLOW, "shared", "HPK_ETCD"),
         ("node", GOOD, "node", "HPK_ETCD"),

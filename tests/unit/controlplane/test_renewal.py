@@ -31,7 +31,7 @@ def test_an_authority_that_ends_before_long_is_told(authority: pki.Authority) ->
     """Half a year before, with its end and what to do."""
     assert renewal.trouble({"kubernetes": authority}, now=NOW) == ""
     told = renewal.trouble({"kubernetes": authority}, now=authority.ends_at - 100 * DAY)
-    assert f"(kubernetes) end on {authority.ends_at:%Y-%m-%d}" in told
+    assert f"(kubernetes) expire on {authority.ends_at:%Y-%m-%d}" in told
     assert "hpk down" in told
 
 
@@ -40,7 +40,7 @@ def test_a_control_plane_that_lives_longer_starts_anew() -> None:
 
     async def lives(days: int) -> float:
         clock = virtual.running()
-        with pytest.raises(errors.Retryable, match="starts anew to make new ones"):
+        with pytest.raises(errors.Retryable, match="restarts to issue new ones"):
             await renewal.until(clock.now() + renewal.BEFORE + days * DAY, clock=clock)
         return clock.monotonic()
 

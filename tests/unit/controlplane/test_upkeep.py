@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hpk import errors
-from hpk.controlplane import etcd, upkeep
+from hpk.controlplane import etcd, etcd_client, upkeep
 
 MB = 1 << 20
 
@@ -24,8 +25,8 @@ def size(total: int, used: int, *, quota: int = 2048, is_refusing: bool = False)
         (size(100, 60), "nothing", ""),
         (size(100, 40), "defragment", ""),
         (size(1700, 1200), "defragment", ""),
-        (size(1700, 1690), "nothing", "holds 1690 MB of at most 2048 MB, and takes no changes beyond that: delete"),
-        (size(2048, 100, is_refusing=True), "relieve", "the cluster takes no changes: etcd's database holds 100 MB"),
+        (size(1700, 1690), "nothing", "holds 1690 MB of at most 2048 MB, and accepts no changes beyond that: delete"),
+        (size(2048, 100, is_refusing=True), "relieve", "the cluster accepts no changes: etcd's database holds 100 MB"),
     ],
 )
 def test_what_is_done_and_told(found: upkeep.Size, step: str, words: str) -> None:
@@ -36,7 +37,7 @@ def test_what_is_done_and_told(found: upkeep.Size, step: str, words: str) -> Non
     assert bool(told) == bool(words)
 
 
-class Etcd:
+class Etcd(etcd_client.EtcdClient):
     """Answers as etcd does; what is kept of its database after compacting is given, and seen one compaction later."""
 
     def __init__(self, *, kept: int) -> None:
@@ -46,7 +47,7 @@ class Etcd:
         self.total, self.used, self.alarm = 2048, 2040, True
         self._freed = 2040
 
-    async def status(self) -> upkeep.EtcdStatus:
+    async def status(self) -> Any:
         return SimpleNamespace(
             dbSize=self.total * MB,
             dbSizeInUse=self.used * MB,
@@ -87,7 +88,7 @@ async def test_a_database_that_cannot_shrink_is_left_readable() -> None:
     client = Etcd(kept=2040)
     client.total = 2060
     for _ in range(3):
-        assert "the cluster takes no changes: etcd's database holds 2040 MB" in await upkeep.look_after(client)
+        assert "the cluster accepts no changes: etcd's database holds 2040 MB" in await upkeep.look_after(client)
     assert client.calls == ["compact 76", "compact 77"] * 3
     client.kept = 1000
     assert await upkeep.look_after(client) == ""

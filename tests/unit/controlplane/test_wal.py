@@ -47,10 +47,3 @@ def test_a_last_frame_that_was_written_in_part_does_not_count(zeroed: int) -> No
 def test_nothing_is_sound_in_an_empty_file() -> None:
     """Zeros are no log."""
     assert wal.sound_end(b"") == wal.sound_end(bytes(100)) == 0
-
-
-def test_a_field_of_a_message_is_found_by_its_number() -> None:
-    """SnapshotResponse: a header, what remains, and a piece of the file."""
-    message = b"\x0a\x02\x08\x01" + b"\x10\x96\x01" + b"\x1a\x03abc"
-    assert wal.field(message, 3) == b"abc"
-    assert wal.field(b"\x0a\x00", 3) == b""
