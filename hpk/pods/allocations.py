@@ -8,13 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpk import records
-    from hpk.network import sandbox as box
+from typing import Protocol
 
 
 class Phase(enum.Enum):
@@ -42,8 +36,8 @@ class Cause(enum.Enum):
     PREEMPTED = "preempted"
 
 
-OWN_FAULT = frozenset({Cause.FINISHED, Cause.OUT_OF_MEMORY})
-"""Causes that another pod of the same kind would meet as well."""
+OWN_FAULT = frozenset({None, Cause.FINISHED, Cause.OUT_OF_MEMORY})
+"""Causes, None for an unknown one, that another pod of the same kind would meet as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,39 +80,6 @@ class AllocationState:
     def is_over(self) -> bool:
         """Whether Slurm has released it."""
         return self.phase in {Phase.ENDED, Phase.GONE}
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobPlan:
-    """The values from which the job script is rendered; none is secret.
-
-    Attributes:
-        directives: ``#SBATCH`` options without the leading dashes; None for a bare flag.
-        prelude: Shell lines before anything else.
-        directory: The pod's directory on the shared file system.
-        sandbox: The argv that starts the agent in the sandbox; the job's shell expands ``$`` in it.
-        scratch: The directory on the compute node, expanded by the job's shell.
-        cleanup: The argv that removes the scratch directory with the ids that made it.
-        signals: The signals that the job's shell forwards to the agent.
-        warmth: Options that the job's shell adds to ``sandbox`` if it finds the files that they name.
-    """
-
-    directives: dict[str, str | None]
-    prelude: str
-    directory: Path
-    sandbox: list[str]
-    scratch: str
-    cleanup: list[str]
-    signals: list[int]
-    warmth: box.Warmth | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """A pod ready to run: the contents of its directory's two files."""
-
-    plan: records.PodPlan
-    job: JobPlan
 
 
 class Allocator(Protocol):

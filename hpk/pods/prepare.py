@@ -19,7 +19,7 @@ from hpk import errors, jobdir
 from hpk.aio import backoff
 from hpk.aio import clock as clocks
 from hpk.images import reference
-from hpk.pods import admit, allocations, runtime, script, translate
+from hpk.pods import admit, runtime, script, translate
 from hpk.volumes import plan as volume_plan
 from hpk.volumes import sources
 
@@ -77,11 +77,10 @@ class Attempts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A pod whose job can be submitted."""
+    """A pod whose job can be submitted: the contents of its directory's two files."""
 
-    work: allocations.Work
+    plan: records.PodPlan
     script: str
-    images: dict[str, tuple[str, str]]
 
 
 class Preparer:
@@ -140,7 +139,7 @@ class Preparer:
         started_at: datetime,
         pulled: Mapping[str, images.Image],
     ) -> Ready:
-        """Return the pod's two files and its job.
+        """Return what is submitted.
 
         Raises:
             NotReady: Something is missing; events have reported it.
@@ -158,9 +157,15 @@ class Preparer:
             address=self._addresses.give(pod.metadata.uid) if admitted.network == "overlay" else None,
         )
         plan = self._plan(admitted, cluster, ingredients)
-        job = self._job(admitted, cluster, plan)
-        names = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
-        return Ready(work=allocations.Work(plan=plan, job=job), script=script.render(job), images=names)
+        directory = self._state.pod(pod.metadata.uid).root
+        text = script.render(
+            admitted,
+            prelude=self._site.prelude,
+            directory=Path(directory),
+            commands=self._launcher.commands(plan, directory=directory),
+            capacity=cluster.capacity,
+        )
+        return Ready(plan=plan, script=text)
 
     async def prepare_ephemeral(
         self, pod: v1.Pod, container: v1.Container, *, cluster: admit.Cluster, attempts: Attempts
@@ -206,14 +211,6 @@ class Preparer:
     def _misconfigured(self, pod: v1.Pod, error: translate.ContainerConfigError) -> NotReady:
         self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
         return NotReady({error.container: ("CreateContainerConfigError", str(error))}, seconds=CONFIG_PAUSE_SECONDS)
-
-    def _job(self, admitted: admit.Admitted, cluster: admit.Cluster, plan: records.PodPlan) -> allocations.JobPlan:
-        directory = self._state.pod(plan["uid"])
-        commands = self._launcher.commands(plan, directory=directory.root)
-        where = Path(directory.root)
-        return translate.job_plan(
-            admitted, site=self._site, directory=where, commands=commands, capacity=cluster.capacity
-        )
 
     # Images
 

@@ -72,6 +72,11 @@ class StatusInputs:
     is_changing: bool = False
 
 
+def is_terminal(raw: Mapping[str, Any]) -> bool:
+    """Return whether the phase of a pod's object is final."""
+    return (raw.get("status") or {}).get("phase") in TERMINAL
+
+
 def status(pod: v1.Pod, facts: StatusInputs, *, now: datetime) -> dict[str, Any]:
     """Return the status that the pod should have; keys to be removed are None."""
     statuses = {c.name: _container(pod, c, facts) for c in pod.all_containers}

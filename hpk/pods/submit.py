@@ -268,7 +268,7 @@ def chosen(jobs: Iterable[slurm_model.Job], *, uid: str, claimed: str = "", reco
     return min(mine, key=lambda job: (job.state.is_over, job.state.is_queued, job.id != recorded, -int(job.id))).id
 
 
-def write_work(directory: jobdir.PodDirectory, work: allocations.Work, script: str) -> None:
+def write_work(directory: jobdir.PodDirectory, plan: records.PodPlan, script: str) -> None:
     """Write the job's files. From then on the directory shows that a job may exist, even after a power failure.
 
     Raises:
@@ -278,6 +278,6 @@ def write_work(directory: jobdir.PodDirectory, work: allocations.Work, script: s
         jobdir.make_directory(directory.logs)
         jobdir.sync_directory(str(Path(directory.root).parent))
         jobdir.write_bytes(directory.script, script.encode(), is_durable=False)  # for people: sbatch has it on stdin
-        jobdir.write_json(directory.plan, work.plan)
+        jobdir.write_json(directory.plan, plan)
     except OSError as error:
         raise errors.Retryable(f"Cannot write the pod's directory {directory.root}: {error}") from error

@@ -1,4 +1,4 @@
-"""The translation of an admitted pod and its ingredients into the plans for the agent and for sbatch; pure."""
+"""The translation of an admitted pod and its ingredients into the agent's plan and sbatch's options; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from hpk import errors, jobdir
 from hpk.kube import quantity, v1
-from hpk.pods import admit, allocations, disk, environment, resources, warning
+from hpk.pods import admit, disk, environment, resources, warning
 from hpk.slurm import flags
 from hpk.volumes import plan as volume_plan
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hpk import records
     from hpk.images import image as images
     from hpk.kube import handlers
-    from hpk.network import sandbox
     from hpk.slurm import model as slurm_model
     from hpk.volumes import sources
 
@@ -338,24 +337,3 @@ def directives(
     # The pod's directory is the third way to find a job's pod, and no flag can change it.
     options |= {"chdir": str(directory), "output": str(directory / "job.out"), "error": str(directory / "job.out")}
     return {**options, "no-requeue": None, "open-mode": "append"}
-
-
-def job_plan(
-    admitted: admit.Admitted,
-    *,
-    site: Site,
-    directory: Path,
-    commands: sandbox.Commands,
-    capacity: slurm_model.ClusterCapacity | None = None,
-) -> allocations.JobPlan:
-    """Return the plan that ``script.sh`` is rendered from."""
-    return allocations.JobPlan(
-        directives=directives(admitted, directory=directory, capacity=capacity),
-        prelude=site.prelude,
-        directory=directory,
-        sandbox=commands.start,
-        scratch=commands.scratch,
-        cleanup=commands.clean,
-        warmth=commands.warmth,
-        signals=warning.early(admitted.pod, admitted.options, capacity).signals,
-    )

@@ -41,7 +41,7 @@ class Pods:
     def has_living(self, uid: str) -> bool:
         """Return whether a pod with this UID exists and has not ended."""
         raw = self.informer.objects.get(uid)
-        return raw is not None and raw.get("status", {}).get("phase") not in status.TERMINAL
+        return raw is not None and not status.is_terminal(raw)
 
     def mark(self, uid: str) -> None:
         """Mark a pod that may have changed."""
@@ -51,7 +51,7 @@ class Pods:
 
     def _changed(self, uid: str) -> None:
         raw = self.informer.objects.get(uid)
-        if raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL:
+        if raw is not None and status.is_terminal(raw):
             self.informer.objects[uid] = trimmed(raw)
         self.occupants.update(uid, raw)
         self.mark(uid)
@@ -99,7 +99,7 @@ class Pods:
     def is_over(self, uid: str) -> bool:
         """Return whether the pod's phase is final."""
         raw = self.informer.objects.get(uid)
-        return raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL
+        return raw is not None and status.is_terminal(raw)
 
     async def run(self, used: services.Services) -> None:
         """Work until cancelled; some of the services refer back to `mark`."""

@@ -149,9 +149,9 @@ class FakePreparer:
         self.most_at_once = max(self.most_at_once, self._at_once)
         await asyncio.sleep(0)
         self._at_once -= 1
-        plan: Any = {"containers": [], "uid": pod.metadata.uid, "volumes": self.volumes}
-        images = {c.name: (c.image, "") for c in pod.all_containers}
-        return prepare.Ready(work=allocations.Work(plan=plan, job=None), script="#!/bin/sh\n", images=images)  # type: ignore[arg-type]
+        containers = [{"name": c.name, "image": c.image, "image_id": ""} for c in pod.all_containers]
+        plan: Any = {"containers": containers, "uid": pod.metadata.uid, "volumes": self.volumes}
+        return prepare.Ready(plan=plan, script="#!/bin/sh\n")
 
     async def prepare_ephemeral(self, _pod: Any, container: Any, **_: Any) -> Any:
         self.asked_for.append(container.name)
