@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from hpk.volumes import plan as volume_plan
 from hpk.volumes import sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
     from hpk import records
@@ -116,11 +117,11 @@ class Preparer:
         if (trouble := runtime.trouble(pod, cluster)) is not None:
             self._recorder.tell(pod, "Warning", "FailedCreatePodSandBox", trouble)
             raise NotReady({}, seconds=RUNTIME_PAUSE_SECONDS)
-        credentials = None
+        secrets = sources.Sources()
         if pod.spec.image_pull_secrets:
-            secrets = await self._fetch(_only(pod))
-            credentials = _credentials(pod, secrets)
-        return await self._pull(pod, attempts, credentials)
+            with self._told(pod):
+                secrets = await self._fetch(_only(pod))
+        return await self._pull(pod, attempts, secrets)
 
     def keep(self, plan: records.PodPlan) -> None:
         """Keep what an earlier kubelet's plan promised to a pod."""
@@ -147,16 +148,16 @@ class Preparer:
             errors.ApiUnavailable: The API server is unreachable.
         """
         pod = admitted.pod
-        found = await self._fetch(pod)
-        ingredients = translate.Ingredients(
-            images=pulled,
-            sources=found,
-            services=self._services(),
-            link=self._certificates.for_agent(pod.metadata.uid),
-            started_at=started_at,
-            address=self._addresses.give(pod.metadata.uid) if admitted.network == "overlay" else None,
-        )
-        plan = self._plan(admitted, cluster, ingredients)
+        with self._told(pod):
+            found = translate.Ingredients(
+                images=pulled,
+                sources=await self._fetch(pod),
+                services=self._services(),
+                link=self._certificates.for_agent(pod.metadata.uid),
+                started_at=started_at,
+                address=self._addresses.give(pod.metadata.uid) if admitted.network == "overlay" else None,
+            )
+            plan = translate.pod_plan(admitted, site=self._site, cluster=cluster, found=found)
         directory = self._state.pod(pod.metadata.uid).root
         text = script.render(
             admitted,
@@ -178,47 +179,40 @@ class Preparer:
             errors.ApiUnavailable: The API server is unreachable.
         """
         alone = _only(pod, container)
-        fetched = await self._fetch(alone)
-        credentials = _credentials(alone, fetched) if alone.spec.image_pull_secrets else None
-        pulled = await self._pull(alone, attempts, credentials)
-        found = translate.Fetched(images=pulled, sources=fetched, services=self._services())
-        try:
+        with self._told(pod):
+            fetched = await self._fetch(alone)
+            pulled = await self._pull(alone, attempts, fetched)
+            found = translate.Fetched(images=pulled, sources=fetched, services=self._services())
             return translate.container_plan(pod, container, site=self._site, cluster=cluster, found=found)
-        except translate.ContainerConfigError as error:
-            raise self._misconfigured(pod, error) from error
 
     async def token(self, pod: v1.Pod, key: sources.TokenKey) -> sources.IssuedToken:
         """Request another token for the pod with the key in its plan (see `sources.token`)."""
         return await sources.token(self._kube, pod, key)
 
     async def _fetch(self, pod: v1.Pod) -> sources.Sources:
-        try:
-            return await sources.gather(self._kube, pod, shared=self._shared)
-        except (errors.Rejected, errors.NotFound) as error:  # such as a token for a deleted service account
-            self._recorder.tell(pod, "Warning", "FailedMount", str(error))
-            raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
+        return await sources.gather(self._kube, pod, shared=self._shared)
 
-    def _plan(self, admitted: admit.Admitted, cluster: admit.Cluster, found: translate.Ingredients) -> records.PodPlan:
-        pod = admitted.pod
+    @contextlib.contextmanager
+    def _told(self, pod: v1.Pod) -> Iterator[None]:
+        """Record what is missing as an event, and raise `NotReady`."""
         try:
-            return translate.pod_plan(admitted, site=self._site, cluster=cluster, found=found)
-        except volume_plan.SourceMissing as error:
-            self._recorder.tell(pod, "Warning", "FailedMount", str(error))
-            raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
+            yield
+        except errors.PodRefused:
+            raise
         except translate.ContainerConfigError as error:
-            raise self._misconfigured(pod, error) from error
-
-    def _misconfigured(self, pod: v1.Pod, error: translate.ContainerConfigError) -> NotReady:
-        self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
-        return NotReady({error.container: ("CreateContainerConfigError", str(error))}, seconds=CONFIG_PAUSE_SECONDS)
+            self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
+            waiting = {error.container: ("CreateContainerConfigError", str(error))}
+            raise NotReady(waiting, seconds=CONFIG_PAUSE_SECONDS) from error
+        except (volume_plan.SourceMissing, errors.Rejected, errors.NotFound) as error:
+            # Rejected: such as a token for a deleted service account.
+            self._recorder.tell(pod, "Warning", "FailedMount", str(error))
+            raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
 
     # Images
 
-    async def _pull(
-        self, pod: v1.Pod, attempts: Attempts, credentials: Mapping[str, Any] | None
-    ) -> dict[str, images.Image]:
+    async def _pull(self, pod: v1.Pod, attempts: Attempts, secrets: sources.Sources) -> dict[str, images.Image]:
         """Return every container's image; report errors of several containers together."""
-        containers = pod.all_containers
+        containers, credentials = pod.all_containers, _credentials(pod, secrets)
         answers = await asyncio.gather(*(self._ensure(pod, c, attempts, credentials) for c in containers))
         waiting = {c.name: answer for c, answer in zip(containers, answers, strict=True) if isinstance(answer, tuple)}
         if waiting:
@@ -301,8 +295,10 @@ def _only(pod: v1.Pod, *containers: v1.Container) -> v1.Pod:
     return msgspec.structs.replace(pod, spec=spec)
 
 
-def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:
-    """Return the registries' credentials of the pull secrets as one docker config; a missing secret adds none."""
+def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any] | None:
+    """Return the registries' credentials as one docker config, None without pull secrets; a missing one adds none."""
+    if not pod.spec.image_pull_secrets:
+        return None
     auths: dict[str, Any] = {}
     for secret in pod.spec.image_pull_secrets:
         data = (found.secrets.get(secret.name) or {}).get("data") or {}
