@@ -12,7 +12,7 @@ import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -50,13 +50,6 @@ class NotReady(errors.HpkError):
         self.waiting, self.seconds = dict(waiting), seconds
 
 
-class CertificateIssuer(Protocol):
-    """An issuer of the agents' certificates."""
-
-    def for_agent(self, uid: str) -> records.LinkCredentials:
-        """Return a certificate for this pod only."""
-
-
 @dataclass
 class Attempts:
     """What a worker remembers between attempts.
@@ -85,14 +78,18 @@ class Ready:
 
 
 class Preparer:
-    """The preparation of pods, with everything that it needs."""
+    """The preparation of pods, with everything that it needs.
+
+    Args:
+        credentials: Returns a certificate for the agent of the pod with this UID.
+    """
 
     def __init__(
         self,
         *,
         kube: client.Kube,
         store: store.ImageStore,
-        certificates: CertificateIssuer,
+        credentials: Callable[[str], records.LinkCredentials],
         services: Callable[[], list[dict[str, Any]]],
         recorder: events.EventRecorder,
         site: translate.Site,
@@ -101,7 +98,7 @@ class Preparer:
         state: jobdir.StateDirectory,
         clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
-        self._kube, self._store, self._certificates, self._services = kube, store, certificates, services
+        self._kube, self._store, self._link_credentials, self._services = kube, store, credentials, services
         self._recorder, self._site, self._launcher, self._state = recorder, site, launcher, state
         self._addresses, self._clock = addresses, clock
         self._shared = sources.SharedConfigMaps()
@@ -153,7 +150,7 @@ class Preparer:
                 images=pulled,
                 sources=await self._fetch(pod),
                 services=self._services(),
-                link=self._certificates.for_agent(pod.metadata.uid),
+                link=self._link_credentials(pod.metadata.uid),
                 started_at=started_at,
                 address=self._addresses.give(pod.metadata.uid) if admitted.network == "overlay" else None,
             )

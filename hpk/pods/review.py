@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpk.kube import v1
-    from hpk.pods import gate, occupants
+    from hpk.pods import gate
 
 Object = dict[str, Any]
 RESIZE = (
@@ -25,17 +25,10 @@ RESIZE = (
 
 
 class Reviews:
-    """The review of pods, with warnings about objects that create pods.
+    """The review of pods, with warnings about objects that create pods."""
 
-    Attributes:
-        namespaces: Labels by namespace, for affinity terms that select namespaces by them.
-    """
-
-    def __init__(
-        self, *, cluster: Callable[[], admit.Cluster], gate: gate.Gate, others: occupants.Occupants | None = None
-    ) -> None:
-        self._cluster, self._gate, self._others = cluster, gate, others
-        self.namespaces: Callable[[], Mapping[str, Mapping[str, str]]] = dict
+    def __init__(self, *, cluster: Callable[[], admit.Cluster], gate: gate.Gate, around: schedule.Surroundings) -> None:
+        self._cluster, self._gate, self._around = cluster, gate, around
 
     def review(
         self, kind: str, raw: Object, *, old: Object | None = None, part: str = ""
@@ -74,10 +67,8 @@ class Reviews:
             found += [_no_such_node(pod, cluster)] if pod.spec.node_name != cluster.name else []
         elif pod.spec.scheduler_name not in {"", bind.SCHEDULER}:
             found.append(bind.other_scheduler(pod))
-        elif self._others is not None:
-            around = schedule.Surroundings(others=self._others, namespaces=self.namespaces)
-            hindrance = schedule.hindrance(asked, cluster, around)
-            found += [f"the pod stays Pending for now: {hindrance.message}"] if hindrance else []
+        elif hindrance := schedule.hindrance(asked, cluster, self._around):
+            found.append(f"the pod stays Pending for now: {hindrance.message}")
         missing = runtime.trouble(pod, cluster)
         return [*found, *([f"the pod stays Pending for now: {missing}"] if missing else [])]
 

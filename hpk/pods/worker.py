@@ -170,6 +170,7 @@ class Worker:
         self._tenancy.forget()
         self._ephemeral.close()
         self._edits.close()
+        self._s.gate.forget(self.uid)
         self._s.agents.forget(self.uid)
         self._s.reporter.forget(self.uid)
         self.is_done = True

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any, Self
 from hpk import errors, jobdir
 from hpk.aio import backoff
 from hpk.kube import v1
-from hpk.pods import admit, agents, allocations, correlate, events, gate, prepare, report, services, watch
+from hpk.pods import (
+    admit,
+    agents,
+    allocations,
+    correlate,
+    events,
+    gate,
+    occupants,
+    prepare,
+    report,
+    services,
+    watch,
+    worker,
+)
 from tests import virtual, waiting
 from tests.fakes import kube
 
@@ -211,7 +224,15 @@ class World:
     def start(self) -> None:
         """A new kubelet over the same world."""
         api: Any = self.api
-        self.pods = watch.Pods(api, node="hpk")
+        self.recorder = events.EventRecorder(api, component="kubelet", host="hpk")
+        self.pods = watch.Pods(
+            api,
+            node="hpk",
+            state=self.state,
+            occupants=occupants.Occupants(),
+            recorder=self.recorder,
+            make_worker=lambda uid: worker.Worker(uid, self.used),
+        )
         self.clock = virtual.running()
         self.agents = agents.Agents(self.state, on_change=self.pods.mark, clock=self.clock)
         self.agents.line = self.line
@@ -219,7 +240,6 @@ class World:
         self.gate = gate.Gate(
             on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK), clock=self.clock.monotonic
         )
-        self.recorder = events.EventRecorder(api, component="kubelet", host="hpk")
         preparer: Any = self.preparer
         self.used = services.Services(
             find=self.pods.informer.objects.get,
@@ -239,7 +259,7 @@ class World:
         )
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.pods.run(self.used))
+        self._task = asyncio.create_task(self.pods.run())
         return self
 
     async def __aexit__(self, *_: object) -> None:

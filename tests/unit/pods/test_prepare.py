@@ -66,13 +66,6 @@ class FakeRecorder:
         self.told.append((reason, message))
 
 
-class FakeCertificates:
-    """Issues nothing of value."""
-
-    def for_agent(self, uid: str) -> Any:
-        return {"ca": "", "certificate": uid, "key": ""}
-
-
 class World:
     """A preparer with everything around it in memory."""
 
@@ -89,7 +82,7 @@ class World:
         fakes: dict[str, Any] = {"kube": self.api, "store": self.store, "recorder": self.recorder}
         self.preparer = prepare.Preparer(
             **fakes,
-            certificates=FakeCertificates(),
+            credentials=lambda uid: {"ca": "", "certificate": uid, "key": ""},
             services=list,
             site=site,
             launcher=sandbox.Launcher(settings),
