@@ -20,13 +20,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ONE_NODE = "a preference chooses among nodes, and there is one"
-_NO_RESIZE = "a Slurm job's CPUs and memory are fixed once it is submitted, so pods cannot be resized"
+_NO_RESIZE = "pods cannot be resized: a Slurm job's CPUs and memory are fixed once it is submitted"
 _NO_DEVICE = "block devices belong to the compute node's administrator"
 _NO_CLAIMS = "there is no dynamic resource allocation: ask for GPUs as nvidia.com/gpu, for other devices by --gres"
 _NO_MOUNT = "an ordinary user cannot mount it; mount it on the nodes, and use hostPath"
+_MOUNTS = "nfs iscsi fc cephfs rbd glusterfs"
 _NO_CLOUD = "its driver left Kubernetes, and no cloud's disk can be attached to a Slurm node"
+_CLOUDS = (
+    "awsElasticBlockStore azureDisk azureFile cinder flocker gcePersistentDisk photonPersistentDisk portworxVolume "
+    "quobyte scaleIO storageos vsphereVolume"
+)
 _ALPHA = "the API server drops it unless an alpha feature is on"
+_ALPHAS = (
+    "PodSpec.evictionResponders PodSpec.schedulingGroup VolumeMount.bindMountOptions HTTPGetAction.protocol "
+    "GRPCAction.mode EmptyDirSource.mode"
+)
 _ONE_OWNER = "a volume's files have one owner for all containers"
+_OWNERS = (
+    "KeyToPath.user ConfigMapSource.defaultUser SecretSource.defaultUser DownwardSource.defaultUser "
+    "DownwardItem.user ProjectedSource.defaultUser TokenSource.user TrustBundleSource.user"
+)
 
 WITHOUT_MEANING: dict[str, str] = {
     "PodSpec.hostUsers": "every pod has a user namespace of its own, whichever is asked for",
@@ -34,7 +47,7 @@ WITHOUT_MEANING: dict[str, str] = {
     "PodSpec.priorityClassName": "the API server has made a number of it, PodSpec.priority",
     "PodSpec.automountServiceAccountToken": "the API server has added the token's volume, or has not",
     "PodSpec.serviceAccount": "an older name of serviceAccountName, which the API server keeps the same",
-    "PodSecurityContext.fsGroupChangePolicy": "the volumes that fsGroup owns are made anew for each pod",
+    "PodSecurityContext.fsGroupChangePolicy": "volumes are made anew for each pod, and fsGroup changes no hostPath",
     "PodSecurityContext.seLinuxChangePolicy": "it says how seLinuxOptions come to volumes",
     "Container.resizePolicy": _NO_RESIZE,
     "EphemeralContainer.resizePolicy": _NO_RESIZE,
@@ -52,12 +65,10 @@ WITHOUT_MEANING: dict[str, str] = {
 """Fields accepted without effect, by type and field, with the reason."""
 
 REFUSED: dict[str, str] = {
-    "PodSpec.evictionResponders": _ALPHA,
     "PodSpec.hostIPC": "what other users' processes share on the compute node is not the pod's to see",
     "PodSpec.hostPID": "other users' processes on the compute node are not the pod's to see",
     "PodSpec.hostnameOverride": "use hostname",
     "PodSpec.resourceClaims": _NO_CLAIMS,
-    "PodSpec.schedulingGroup": _ALPHA,
     "PodSpec.setHostnameAsFQDN": "the kernel's host name is the short one",
     "PodSecurityContext.sysctls": "a namespaced kernel setting is the compute node's to allow",
     "PodSecurityContext.windowsOptions": "the nodes run Linux",
@@ -68,44 +79,18 @@ REFUSED: dict[str, str] = {
     "Container.volumeDevices": _NO_DEVICE,
     "EphemeralContainer.volumeDevices": _NO_DEVICE,
     "Resources.claims": _NO_CLAIMS,
-    "VolumeMount.bindMountOptions": _ALPHA,
     "EnvSource.fileKeyRef": "use a ConfigMap or a Secret, or read the file in the container",
-    "HTTPGetAction.protocol": _ALPHA,
-    "GRPCAction.mode": _ALPHA,
-    "KeyToPath.user": _ONE_OWNER,
-    "ConfigMapSource.defaultUser": _ONE_OWNER,
-    "SecretSource.defaultUser": _ONE_OWNER,
-    "DownwardSource.defaultUser": _ONE_OWNER,
-    "DownwardItem.user": _ONE_OWNER,
-    "ProjectedSource.defaultUser": _ONE_OWNER,
-    "TokenSource.user": _ONE_OWNER,
-    "EmptyDirSource.mode": _ALPHA,
-    "TrustBundleSource.user": _ONE_OWNER,
     "Projection.podCertificate": "no signer issues certificates to pods",
     "Volume.persistentVolumeClaim": "there is no provisioner yet; use hostPath on a shared file system",
     "Volume.ephemeral": "there is no provisioner yet; use emptyDir",
     "Volume.csi": "no CSI driver can run without root on the nodes",
     "Volume.image": "image volumes are not made yet; copy the files in an init container",
-    "Volume.nfs": _NO_MOUNT,
-    "Volume.iscsi": _NO_MOUNT,
-    "Volume.fc": _NO_MOUNT,
-    "Volume.cephfs": _NO_MOUNT,
-    "Volume.rbd": _NO_MOUNT,
-    "Volume.glusterfs": _NO_MOUNT,
     "Volume.flexVolume": "its drivers are an administrator's to install",
     "Volume.gitRepo": "clone in an init container",
-    "Volume.awsElasticBlockStore": _NO_CLOUD,
-    "Volume.azureDisk": _NO_CLOUD,
-    "Volume.azureFile": _NO_CLOUD,
-    "Volume.cinder": _NO_CLOUD,
-    "Volume.flocker": _NO_CLOUD,
-    "Volume.gcePersistentDisk": _NO_CLOUD,
-    "Volume.photonPersistentDisk": _NO_CLOUD,
-    "Volume.portworxVolume": _NO_CLOUD,
-    "Volume.quobyte": _NO_CLOUD,
-    "Volume.scaleIO": _NO_CLOUD,
-    "Volume.storageos": _NO_CLOUD,
-    "Volume.vsphereVolume": _NO_CLOUD,
+    **{f"Volume.{kind}": _NO_MOUNT for kind in _MOUNTS.split()},
+    **{f"Volume.{kind}": _NO_CLOUD for kind in _CLOUDS.split()},
+    **dict.fromkeys(_ALPHAS.split(), _ALPHA),
+    **dict.fromkeys(_OWNERS.split(), _ONE_OWNER),
 }
 """Unsupported fields, by type and field, with the text shown beside the field's name."""
 
