@@ -18,21 +18,7 @@ from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
 from hpk.node import auth, configz, imagefs, node, nodestatus
 from hpk.node import server as node_server
-from hpk.pods import (
-    agents,
-    events,
-    gate,
-    podsource,
-    prepare,
-    report,
-    review,
-    schedule,
-    services,
-    submit,
-    translate,
-    watch,
-    worker,
-)
+from hpk.pods import agents, events, gate, prepare, report, review, services, submit, translate, watch, worker
 from hpk.slurm import poller
 
 if TYPE_CHECKING:
@@ -41,6 +27,7 @@ if TYPE_CHECKING:
     from hpk import cluster as slurm_cluster
     from hpk import config, jobdir, pki, records
     from hpk.controlplane import plane
+    from hpk.pods import schedule
 
 LOG = structlog.get_logger(__name__)
 
@@ -78,12 +65,14 @@ class Kubelet:
         self._troubles = control_plane.troubles
         self._troubles.tell("open files", descriptors.shortage(descriptors.hard_limit(), max_pods=settings.max_pods))
         self.recorder = events.EventRecorder(kube, component="kubelet", host=settings.node_name, history=history)
+        self._reporter = report.Reporter(kube)
         self.pods = watch.Pods(
             kube,
             node=settings.node_name,
             state=state,
             occupants=around.others,
             recorder=self.recorder,
+            reporter=self._reporter,
             make_worker=lambda uid: worker.Worker(uid, self._used),
         )
         self._gate = gate.Gate(on_open=self.pods.mark)
@@ -91,7 +80,6 @@ class Kubelet:
         self.link = self._make_link(control_plane)
         self._services = informer.Informer(kube, "/api/v1/services")
         self._poller = poller.Poller(cluster.slurm, poll_seconds=settings.poll_seconds)
-        self._reporter = report.Reporter(kube)
         self._has_one_id = sandbox.has_one_id(site)
         images = settings.images_for(has_one_id=self._has_one_id)
         self._store = store.ImageStore(
@@ -212,7 +200,7 @@ class Kubelet:
         certificate = control_plane.kubelet_certificate
         control_plane.kubelet_port.bound.close()
         return node_server.KubeletServer(
-            podsource.InformerPods(self.pods, self._reporter),
+            self.pods,
             state=settings.directory,
             authenticator=auth.Authenticator(kube),
             authorizer=auth.Authorizer(kube, settings.node_name),

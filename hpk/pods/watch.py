@@ -17,17 +17,17 @@ from hpk.kube import informer
 from hpk.pods import events, queue, status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
     from hpk import jobdir
     from hpk.kube import client
-    from hpk.pods import occupants, worker
+    from hpk.pods import occupants, report, worker
 
 LOG = structlog.get_logger(__name__)
 
 
 class Pods:
-    """The kubelet's pods; `run` handles them until cancelled.
+    """The kubelet's pods, which `run` handles until cancelled; a `hpk.node.podsource.PodSource` for its API.
 
     Args:
         make_worker: Returns the worker of a pod; called when its first round begins.
@@ -41,15 +41,39 @@ class Pods:
         state: jobdir.StateDirectory,
         occupants: occupants.Occupants,
         recorder: events.EventRecorder,
+        reporter: report.Reporter,
         make_worker: Callable[[str], worker.Worker],
     ) -> None:
-        self._state, self._occupants, self._recorder, self._make_worker = state, occupants, recorder, make_worker
+        self._state, self._occupants, self._recorder, self._reporter = state, occupants, recorder, reporter
+        self._make_worker = make_worker
         self.queue = queue.Queue(self._round, on_failure=self._failed)
         query = {"fieldSelector": f"spec.nodeName={node}"}
         self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self._changed)
         self._workers: dict[str, worker.Worker] = {}
         self._listeners: dict[str, set[asyncio.Event]] = {}
         self._beside: set[asyncio.Task[None]] = set()
+
+    def find(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Return the pod of this name with its newest written status, or None."""
+        raw = self.informer.named(namespace, name)
+        return None if raw is None else self._newest(raw)
+
+    def pods(self) -> Iterable[dict[str, Any]]:
+        """Return all pods of the node, as `find` does."""
+        return [self._newest(raw) for raw in self.informer.objects.values()]
+
+    def _newest(self, raw: dict[str, Any]) -> dict[str, Any]:
+        current = self._reporter.current(raw)
+        return raw if current is raw else {**raw, "status": current["status"]}
+
+    async def wait_for_change(self, uid: str) -> None:
+        """Wait for the next change of the pod; return at once if it is gone."""
+        changed, stop = self.listen(uid)
+        try:
+            if uid in self.informer.objects:
+                await changed.wait()
+        finally:
+            stop()
 
     def has_living(self, uid: str) -> bool:
         """Return whether a pod with this UID exists and has not ended."""

@@ -224,6 +224,7 @@ class World:
     def start(self) -> None:
         """A new kubelet over the same world."""
         api: Any = self.api
+        reporter = report.Reporter(api)
         self.recorder = events.EventRecorder(api, component="kubelet", host="hpk")
         self.pods = watch.Pods(
             api,
@@ -231,6 +232,7 @@ class World:
             state=self.state,
             occupants=occupants.Occupants(),
             recorder=self.recorder,
+            reporter=reporter,
             make_worker=lambda uid: worker.Worker(uid, self.used),
         )
         self.clock = virtual.running()
@@ -249,7 +251,7 @@ class World:
             preparer=preparer,
             allocator=self.allocator,
             agents=self.agents,
-            reporter=report.Reporter(api),
+            reporter=reporter,
             recorder=self.recorder,
             state=self.state,
             preparations=asyncio.Semaphore(4),
