@@ -63,9 +63,53 @@ async def serve(settings: config.Settings) -> None:
 async def _run_kubelet(
     settings: config.Settings, control_plane: plane.ControlPlane, *, image_changed_at: int | None
 ) -> None:
-    """Run the kubelet until cancelled."""
+    """Create all services of the kubelet, and run them until cancelled."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-        await _start(settings, control_plane, image_changed_at=image_changed_at, stack=stack, group=group)
+        enter = stack.enter_async_context
+        kube = await enter(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
+        # Another client, so that the lease never waits for a connection that pods' requests have taken.
+        lease_kube = await enter(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
+        binder_kube = await enter(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
+        runtime_classes = informer.Informer(kube, "/apis/node.k8s.io/v1/runtimeclasses")
+        namespaces = informer.Informer(binder_kube, "/api/v1/namespaces")
+        query = {"fieldSelector": f"metadata.name={settings.node_name}"}  # what others set on the node
+        nodes = informer.Informer(binder_kube, "/api/v1/nodes", query=query, on_change=lambda _uid: binder.retry())
+        site, cluster = await _meet_slurm(settings, control_plane, nodes, runtime_classes)
+        copies = Path(settings.directory.warm)
+        warmth = await asyncio.to_thread(warm.provide, copies, image=settings.image_file, changed_at=image_changed_at)
+        launcher = sandbox.Launcher(settings, warmth=warmth, kill_wait_seconds=await cluster.kill_wait_seconds())
+        around = schedule.Surroundings(others=occupants.Occupants(), namespaces=lambda: schedule.labels_of(namespaces))
+        made = kubelet.Kubelet(
+            settings,
+            control_plane,
+            kube=kube,
+            history=binder_kube,
+            cluster=cluster,
+            site=site,
+            launcher=launcher,
+            around=around,
+        )
+        told = events.EventRecorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name, history=binder_kube)
+        await asyncio.gather(told.load(), made.recorder.load())
+        binder = bind.Binder(
+            binder_kube, node=settings.node_name, recorder=told, cluster=cluster.for_binder, around=around
+        )
+        await _open_link(settings, control_plane, made, stack=stack)
+        running: Mapping[str, Callable[[], Awaitable[object]]] = {
+            **made.tasks(),
+            "lease": lease.LeaseController(lease_kube, settings.node_name).run,
+            "cluster's capacity": lambda: cluster.run(binder.retry),
+            "binder's events": told.run,
+            "watch of the node": nodes.run,
+            "watch of RuntimeClasses": runtime_classes.run,
+            "binder's watch": binder.informer.run,
+            "binder's watch of namespaces": namespaces.run,
+            "binder": lambda: _bind(binder, nodes, made.pods.informer, namespaces),
+            "memory": memory.trim_forever,
+            "user's kubeconfig": lambda: _announce(settings, control_plane, made.node),
+        }
+        for name, run in running.items():
+            group.create_task(service.kept(name, run), name=name)
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -76,59 +120,6 @@ async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
         except errors.SlurmUnavailable as error:
             LOG.warning("Cannot start the kubelet yet", error=str(error))
             await asyncio.sleep(RETRY_SECONDS)
-
-
-async def _start(
-    settings: config.Settings,
-    control_plane: plane.ControlPlane,
-    *,
-    image_changed_at: int | None,
-    stack: AsyncExitStack,
-    group: asyncio.TaskGroup,
-) -> None:
-    """Create all services of the kubelet, and start them."""
-    kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
-    # Another client, so that the lease never waits for a connection that pods' requests have taken.
-    lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
-    binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
-    runtime_classes = informer.Informer(kube, "/apis/node.k8s.io/v1/runtimeclasses")
-    namespaces = informer.Informer(binder_kube, "/api/v1/namespaces")
-    query = {"fieldSelector": f"metadata.name={settings.node_name}"}  # what others set on the node
-    nodes = informer.Informer(binder_kube, "/api/v1/nodes", query=query, on_change=lambda _uid: binder.retry())
-    site, cluster = await _meet_slurm(settings, control_plane, nodes, runtime_classes)
-    copies = Path(settings.directory.warm)
-    warmth = await asyncio.to_thread(warm.provide, copies, image=settings.image_file, changed_at=image_changed_at)
-    launcher = sandbox.Launcher(settings, warmth=warmth, kill_wait_seconds=await cluster.kill_wait_seconds())
-    around = schedule.Surroundings(others=occupants.Occupants(), namespaces=lambda: schedule.labels_of(namespaces))
-    made = kubelet.Kubelet(
-        settings,
-        control_plane,
-        kube=kube,
-        history=binder_kube,
-        cluster=cluster,
-        site=site,
-        launcher=launcher,
-        around=around,
-    )
-    told = events.EventRecorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name, history=binder_kube)
-    await asyncio.gather(told.load(), made.recorder.load())
-    binder = bind.Binder(binder_kube, node=settings.node_name, recorder=told, cluster=cluster.for_binder, around=around)
-    await _open_link(settings, control_plane, made, stack=stack)
-    running: Mapping[str, Callable[[], Awaitable[object]]] = {
-        **made.tasks(),
-        "lease": lease.LeaseController(lease_kube, settings.node_name).run,
-        "cluster's capacity": lambda: cluster.run(binder.retry),
-        "binder's events": told.run,
-        "watch of the node": nodes.run,
-        "watch of RuntimeClasses": runtime_classes.run,
-        "binder's watch": binder.informer.run,
-        "binder's watch of namespaces": namespaces.run,
-        "binder": lambda: _bind(binder, nodes, made.pods.informer, namespaces),
-        "memory": memory.trim_forever,
-        "user's kubeconfig": lambda: _announce(settings, control_plane, made.node),
-    }
-    for name, run in running.items():
-        group.create_task(service.kept(name, run), name=name)
 
 
 async def _meet_slurm(

@@ -104,7 +104,7 @@ class Kubelet:
         self._used = self._make_services(preparer, state)
 
     def tasks(self) -> dict[str, Callable[[], Awaitable[object]]]:
-        """Return what must run, by the name that an error would use."""
+        """Return the kubelet's tasks, by the names that errors use."""
         return {
             "watch of Slurm's jobs": self._poller.run,
             "watch of services": self._services.run,

@@ -74,7 +74,7 @@ class Binder:
         """Check the first pod that waits for room; each that leaves the line calls the next, until one finds none."""
         while self._line:
             priority, turn, uid = self._line[0]
-            if self._held.get(uid) == (ROOM, -priority, turn):
+            if self._held.get(uid) == (schedule.Wants.ROOM, -priority, turn):
                 self.queue.mark(uid)
                 return
             heapq.heappop(self._line)
@@ -128,7 +128,7 @@ class Binder:
     def _release(self, uid: str) -> None:
         """Release a held pod; the next in line may find room, even if this one is on the node after all."""
         held = self._held.pop(uid, None)
-        if held and held[0] is ROOM:
+        if held and held[0] is schedule.Wants.ROOM:
             self._call_first()
 
     async def _hold(self, pod: v1.Pod, wants: schedule.Wants, message: str) -> float:
@@ -156,10 +156,10 @@ class Binder:
         uid, before = pod.metadata.uid, self._held.get(pod.metadata.uid)
         turn = before[2] if before else next(self._turns)
         self._held[uid] = (wants, pod.spec.priority, turn)
-        was_in_line = before is not None and before[0] is ROOM
-        if wants is ROOM and not was_in_line:
+        was_in_line = before is not None and before[0] is schedule.Wants.ROOM
+        if wants is schedule.Wants.ROOM and not was_in_line:
             heapq.heappush(self._line, (-pod.spec.priority, turn, uid))
-        elif was_in_line and wants is not ROOM:
+        elif was_in_line and wants is not schedule.Wants.ROOM:
             self._call_first()
 
     def _leave(self, pod: v1.Pod) -> float | None:
@@ -179,9 +179,6 @@ class Binder:
         self._release(uid)
         self._refused.pop(uid, None)
         self.queue.forget(uid)
-
-
-ROOM = schedule.Wants.ROOM
 
 
 def other_scheduler(pod: v1.Pod) -> str:

@@ -60,7 +60,8 @@ class Reviews:
     def _warnings(self, asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
         """Return warnings about ignored parts of the pod, and about what keeps it from running."""
         pod = asked.pod
-        found = _advice(asked, cluster)
+        shortened = warning.shortened(pod, asked.options, cluster.capacity)
+        found = [text for text in (admit.unread(pod), shortened, _held_nodes(asked.options)) if text]
         if pod.spec.scheduling_gates:
             return found  # whoever set them knows
         if pod.spec.node_name:
@@ -106,12 +107,6 @@ class Reviews:
         if doubt := admit.doubt(asked, cluster):
             return [f"pods of this {kind} will be refused: {doubt}"]
         return [f"pods of this {kind}: {text}" for text in self._warnings(asked, cluster)]
-
-
-def _advice(asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
-    shortened = warning.shortened(asked.pod, asked.options, cluster.capacity)
-    found = (admit.unread(asked.pod), shortened, _held_nodes(asked.options))
-    return [text for text in found if text]
 
 
 def _held_nodes(options: Mapping[str, str | None]) -> str | None:

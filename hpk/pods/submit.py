@@ -114,7 +114,7 @@ class JobPerPod:
         try:
             await asyncio.to_thread(jobdir.write_json, path, submission)
         except OSError as error:
-            LOG.warning("Cannot note a pod's job", uid=uid, job=job_id, path=path, error=str(error))
+            LOG.warning("Cannot record a pod's job", uid=uid, job=job_id, path=path, error=str(error))
 
     async def release(self, allocation: allocations.Allocation, *, only_queued: bool = False) -> None:
         """Cancel the job, or only if it is still queued; never another job with the same id."""
@@ -201,7 +201,7 @@ class JobPerPod:
         if stray.has_directory:
             self._on_change(stray.uid)  # the pod was deleted while no kubelet ran: its worker ends the job in order
             return
-        LOG.warning("Cancelling a job that is no pod's", uid=stray.uid, job=stray.job_id, why=stray.why)
+        LOG.warning("Cancelling a job that belongs to no pod", uid=stray.uid, job=stray.job_id, why=stray.why)
         try:
             await self._slurm.cancel(stray.job_id, only_pending=True)
         except errors.HpkError as error:

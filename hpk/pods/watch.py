@@ -116,7 +116,7 @@ class Pods:
         try:
             await work()
         except Exception as error:  # a pod's error must not affect others
-            LOG.exception("Cannot finish what is done beside a pod's rounds", uid=uid, error=repr(error))
+            LOG.exception("Cannot finish work beside a pod's rounds", uid=uid, error=repr(error))
             self._failed(uid, error)
         finally:
             self.mark(uid)
@@ -152,7 +152,7 @@ class Pods:
         except FileNotFoundError:
             return
         except OSError as error:  # the next start looks again; existing pods must not wait for it
-            LOG.warning("Cannot look for what deleted pods have left", error=str(error))
+            LOG.warning("Cannot list the directories of deleted pods", error=str(error))
             return
         for uid in uids:
             self.queue.mark(uid)
