@@ -1,7 +1,7 @@
 """The one composition root: settings → services → one TaskGroup.
 
-Read it as the list of everything that runs in the control plane's job.  The API server starts first and stops
-last, so that the kubelet's last word is still heard.
+It lists everything that runs in the control plane's job. The API server starts first and stops last, so that it still
+gets the kubelet's last writes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from hpk.controlplane import plane
 from hpk.kube import client, informer
 from hpk.network import sandbox, warm
 from hpk.node import host, lease, node, nodestatus
-from hpk.pods import (
-    bind,
-    events,
-    watch,
-)
+from hpk.pods import bind, events, occupants, runtime, schedule
 from hpk.slurm import client as slurm_client
 from hpk.slurm import runner
 
@@ -38,16 +34,16 @@ Answer = TypeVar("Answer")
 
 RETRY_SECONDS = 2.0
 MERGE_SECONDS = 60.0
-"""Until the user's kubeconfig is tried again: each try may wait ten seconds for its lock."""
+"""Pause between attempts to write the user's kubeconfig; each may wait ten seconds for its lock."""
 
 
 async def serve(settings: config.Settings) -> None:
     """Run the control plane and the kubelet until SIGTERM, SIGINT or SIGHUP.
 
     Raises:
-        errors.Fatal: Something that must run cannot; the text says what to do.
+        errors.Fatal: An essential part cannot run; the text says what to do.
     """
-    image_changed_at = warm.changed_at(settings.image_file)  # a new one may take its place while this waits
+    image_changed_at = warm.changed_at(settings.image_file)  # now: another may be installed while this waits
     memory.few_arenas()
     memory.small_tls_buffers()
     with signals.caught() as stop:
@@ -58,7 +54,7 @@ async def serve(settings: config.Settings) -> None:
                 running_kubelet = _run_kubelet(settings, control_plane, image_changed_at=image_changed_at)
                 task = outer.create_task(running_kubelet, name="kubelet")
                 await stop.wait()
-                task.cancel()  # also if it has not come up yet
+                task.cancel()  # it may still be starting
                 await asyncio.wait([task])
             LOG.info("Stopping", signal=str(stop.number))
             running.cancel()
@@ -67,13 +63,57 @@ async def serve(settings: config.Settings) -> None:
 async def _run_kubelet(
     settings: config.Settings, control_plane: plane.ControlPlane, *, image_changed_at: int | None
 ) -> None:
-    """Run the kubelet until cancelled."""
+    """Create all services of the kubelet, and run them until cancelled."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-        await _start(settings, control_plane, image_changed_at=image_changed_at, stack=stack, group=group)
+        enter = stack.enter_async_context
+        kube = await enter(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
+        # Another client, so that the lease never waits for a connection that pods' requests have taken.
+        lease_kube = await enter(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
+        binder_kube = await enter(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
+        runtime_classes = informer.Informer(kube, "/apis/node.k8s.io/v1/runtimeclasses")
+        namespaces = informer.Informer(binder_kube, "/api/v1/namespaces")
+        query = {"fieldSelector": f"metadata.name={settings.node_name}"}  # what others set on the node
+        nodes = informer.Informer(binder_kube, "/api/v1/nodes", query=query, on_change=lambda _uid: binder.retry())
+        site, cluster = await _meet_slurm(settings, control_plane, nodes, runtime_classes)
+        copies = Path(settings.directory.warm)
+        warmth = await asyncio.to_thread(warm.provide, copies, image=settings.image_file, changed_at=image_changed_at)
+        launcher = sandbox.Launcher(settings, warmth=warmth, kill_wait_seconds=await cluster.kill_wait_seconds())
+        around = schedule.Surroundings(others=occupants.Occupants(), namespaces=lambda: schedule.labels_of(namespaces))
+        made = kubelet.Kubelet(
+            settings,
+            control_plane,
+            kube=kube,
+            history=binder_kube,
+            cluster=cluster,
+            site=site,
+            launcher=launcher,
+            around=around,
+        )
+        told = events.EventRecorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name, history=binder_kube)
+        await asyncio.gather(told.load(), made.recorder.load())
+        binder = bind.Binder(
+            binder_kube, node=settings.node_name, recorder=told, cluster=cluster.for_binder, around=around
+        )
+        await _open_link(settings, control_plane, made, stack=stack)
+        running: Mapping[str, Callable[[], Awaitable[object]]] = {
+            **made.tasks(),
+            "lease": lease.LeaseController(lease_kube, settings.node_name).run,
+            "cluster's capacity": lambda: cluster.run(binder.retry),
+            "binder's events": told.run,
+            "watch of the node": nodes.run,
+            "watch of RuntimeClasses": runtime_classes.run,
+            "binder's watch": binder.informer.run,
+            "binder's watch of namespaces": namespaces.run,
+            "binder": lambda: _bind(binder, nodes, made.pods.informer, namespaces),
+            "memory": memory.trim_forever,
+            "user's kubeconfig": lambda: _announce(settings, control_plane, made.node),
+        }
+        for name, run in running.items():
+            group.create_task(service.kept(name, run), name=name)
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Ask until there is an answer: a Slurm that is away for a moment must not end the control plane."""
+    """Return the answer, retrying while Slurm is unavailable, which must not end the control plane."""
     while True:
         try:
             return await ask()
@@ -82,60 +122,13 @@ async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _start(
+async def _meet_slurm(
     settings: config.Settings,
     control_plane: plane.ControlPlane,
-    *,
-    image_changed_at: int | None,
-    stack: AsyncExitStack,
-    group: asyncio.TaskGroup,
-) -> None:
-    """Make all services of the kubelet, and start them."""
-    site, cluster = await _meet_slurm(settings, control_plane)
-    kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
-    # Of its own: nothing that the pods ask for may make the lease wait for a connection.
-    lease_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.kubelet_kubeconfig))
-    binder_kube = await stack.enter_async_context(await client.Kube.from_kubeconfig(control_plane.binder_kubeconfig))
-    copies = Path(settings.directory.warm)
-    warmth = await asyncio.to_thread(warm.provide, copies, image=settings.image_file, changed_at=image_changed_at)
-    launcher = sandbox.Launcher(settings, warmth=warmth, kill_wait_seconds=await cluster.kill_wait_seconds())
-    made = kubelet.Kubelet(
-        settings, control_plane, kube=kube, history=binder_kube, cluster=cluster, site=site, launcher=launcher
-    )
-    told = events.EventRecorder(binder_kube, component=bind.SCHEDULER, host=settings.node_name, history=binder_kube)
-    await asyncio.gather(told.load(), made.recorder.load())
-    binder = bind.Binder(
-        binder_kube,
-        node=settings.node_name,
-        recorder=told,
-        cluster=cluster.for_binder,
-        others=made.pods.occupants,
-    )
-    made.reviews.namespaces = binder.labels_of_namespaces
-    nodes = _watch_node(binder_kube, settings.node_name, on_change=binder.retry)
-    cluster.node_object = lambda: nodes.named("", settings.node_name)
-    cluster.on_change = binder.retry
-    await _open_link(settings, control_plane, made, stack=stack)
-    running: Mapping[str, Callable[[], Awaitable[object]]] = {
-        **made.tasks(),
-        "lease": lease.LeaseController(lease_kube, settings.node_name).run,
-        "cluster's capacity": cluster.run,
-        "binder's events": told.run,
-        "watch of the node": nodes.run,
-        "binder's watch": binder.informer.run,
-        "binder's watch of namespaces": binder.namespaces.run,
-        "binder": lambda: _bind(binder, nodes, made.pods),
-        "memory": memory.trim_forever,
-        "user's kubeconfig": lambda: _announce(settings, control_plane, made.node),
-    }
-    for name, run in running.items():
-        group.create_task(service.kept(name, run), name=name)
-
-
-async def _meet_slurm(
-    settings: config.Settings, control_plane: plane.ControlPlane
+    nodes: informer.Informer,
+    runtime_classes: informer.Informer,
 ) -> tuple[Mapping[str, Any], slurm_cluster.ClusterMonitor]:
-    """Return what the gateway says of its host, and the cluster, once both are known.
+    """Return the gateway's survey of its host, and the cluster's monitor after its first query.
 
     Raises:
         errors.Fatal: There is no gateway.
@@ -151,6 +144,8 @@ async def _meet_slurm(
         has_subordinate_ids=not sandbox.has_one_id(site),
         has_selinux=host.has_selinux(),
         network=sandbox.choose(settings.network, site),
+        node_object=lambda: nodes.named("", settings.node_name),
+        runtime_handlers=lambda: runtime.handlers(runtime_classes),
     )
     await cluster.refresh()
     return site, cluster
@@ -159,7 +154,7 @@ async def _meet_slurm(
 async def _open_link(
     settings: config.Settings, control_plane: plane.ControlPlane, made: kubelet.Kubelet, *, stack: AsyncExitStack
 ) -> None:
-    """Listen for agents, and write down where, for those that run already."""
+    """Listen for agents, and write the address to the file from which running agents read it."""
     port = await made.link.start()
     stack.push_async_callback(made.link.stop)
     made.agents.line = made.link
@@ -167,21 +162,15 @@ async def _open_link(
     jobdir.write_json(settings.directory.endpoint, {"host": control_plane.api_address, "port": port}, is_durable=False)
 
 
-def _watch_node(kube: client.Kube, name: str, *, on_change: Callable[[], None]) -> informer.Informer:
-    """Watch the node object for what others set on it."""
-    query = {"fieldSelector": f"metadata.name={name}"}
-    return informer.Informer(kube, "/api/v1/nodes", query=query, on_change=lambda _uid: on_change())
-
-
-async def _bind(binder: bind.Binder, nodes: informer.Informer, pods: watch.Pods) -> None:
-    """Bind pods once it is known what is on the node already."""
-    for known in (nodes, pods.informer, binder.namespaces):
-        await known.synced.wait()
+async def _bind(binder: bind.Binder, *needed: informer.Informer) -> None:
+    """Bind pods, once what is needed to judge them has been listed."""
+    for one in needed:
+        await one.synced.wait()
     await binder.queue.run()
 
 
 async def _announce(settings: config.Settings, control_plane: plane.ControlPlane, nodes: node.NodeController) -> None:
-    """Once the node is there, give the user the way in."""
+    """Write the kubeconfigs once the node is registered."""
     await control_plane.ready.wait()
     await nodes.registered.wait()
     while True:
@@ -198,7 +187,7 @@ async def _announce(settings: config.Settings, control_plane: plane.ControlPlane
 
 
 async def _merge(document: bytes, *, instead: str) -> None:
-    """Put the context into the user's own kubeconfig, as soon as its lock is free, its home has room, it is mended."""
+    """Add the context to the user's own kubeconfig, once its lock is free, its home has room and it can be parsed."""
     told = ""
     while True:
         try:

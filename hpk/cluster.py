@@ -1,4 +1,4 @@
-"""What the Slurm cluster has, asked now and then: the node's capacity, and what pods are measured against."""
+"""What the Slurm cluster has, polled: the node's capacity, and what pods are measured against."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 CAPACITY_SECONDS = 300.0
-"""Pause between questions for the cluster's nodes; they change seldom."""
+"""Pause between queries of the cluster's nodes, which seldom change."""
 DETAILS_SECONDS = 3600.0
-"""The same for what sinfo does not tell: hidden partitions, and the nodes' architectures."""
+"""The same for what sinfo does not list: hidden partitions, and the nodes' architectures."""
 RETRY_SECONDS = 2.0
-"""Until the first answer."""
+"""The same before the first answer."""
 DEFAULT_KILL_WAIT_SECONDS = 30
 
 
 class ClusterMonitor:
-    """What the Slurm cluster has, asked now and then; the newest answer counts.
+    """What the Slurm cluster has, by its newest answer.
 
-    Attributes:
-        on_change: Called when the answer is not the one before.
-        node_object: The API server's newest node, with what others have set on it.
-        runtime_handlers: By RuntimeClass its handler; None before they are known.
+    Args:
+        node_object: Returns the API server's node, with what others have set on it; None if it is unknown.
+        runtime_handlers: Returns the handler of each RuntimeClass; None before they are known.
     """
 
     def __init__(
@@ -49,12 +48,12 @@ class ClusterMonitor:
         has_subordinate_ids: bool = True,
         has_selinux: bool = False,
         network: str = "",
+        node_object: Callable[[], dict[str, Any] | None] = lambda: None,
+        runtime_handlers: Callable[[], Mapping[str, str] | None] = lambda: None,
     ) -> None:
         self.slurm, self.facts, self.flags = slurm, facts, flags or {}
         self._has_subordinate_ids, self._has_selinux, self._network = has_subordinate_ids, has_selinux, network
-        self.on_change: Callable[[], None] = lambda: None
-        self.node_object: Callable[[], dict[str, Any] | None] = lambda: None
-        self.runtime_handlers: Callable[[], Mapping[str, str] | None] = lambda: None
+        self._node_object, self._runtime_handlers = node_object, runtime_handlers
         self._viewed: tuple[dict[str, Any] | None, view.View] = (None, view.of(None, facts))
         self.partition_names: frozenset[str] = frozenset()
         self.architectures: Mapping[str, str] = {}
@@ -64,14 +63,15 @@ class ClusterMonitor:
         self.started_at = time.time()
         self.error = ""
 
-    async def run(self) -> None:
-        """Ask until cancelled."""
+    async def run(self, on_change: Callable[[], None]) -> None:
+        """Query until cancelled; call `on_change` after each answer that differs from the one before."""
         while True:
             await asyncio.sleep(CAPACITY_SECONDS if self.capacity else RETRY_SECONDS)
-            await self.refresh()
+            if await self.refresh():
+                on_change()
 
-    async def refresh(self) -> None:
-        """Ask now; a Slurm that does not answer changes nothing but the error."""
+    async def refresh(self) -> bool:
+        """Query now; return whether the capacity changed. Without an answer only the error changes."""
         before = self.capacity
         try:
             self.capacity = await self.slurm.capacity()
@@ -80,13 +80,12 @@ class ClusterMonitor:
                 self.partition_names = await self.slurm.partition_names()
                 self.architectures = await self.slurm.architectures()
                 self.named_at = time.time()
-        except Exception as error:  # noqa: BLE001 - nothing that Slurm prints may end the kubelet
+        except Exception as error:  # noqa: BLE001 - no output of Slurm's may end the kubelet
             self.error = str(error)
             LOG.warning("Cannot learn the cluster's capacity", error=self.error)
         else:
             self.error, self.answered_at = "", time.time()
-        if self.capacity != before:
-            self.on_change()
+        return self.capacity != before
 
     def for_pods(self) -> admit.Cluster:
         """Return what pods are measured against."""
@@ -100,7 +99,7 @@ class ClusterMonitor:
             is_unschedulable=made.is_unschedulable,
             trouble=made.trouble,
             extended=made.extended,
-            runtime_handlers=self.runtime_handlers(),
+            runtime_handlers=self._runtime_handlers(),
             capacity=self.capacity,
             partition_names=self.partition_names,
             architectures=self.architectures,
@@ -112,18 +111,18 @@ class ClusterMonitor:
         )
 
     def _view(self) -> view.View:
-        """Return the node as others have made it, read anew only when it has changed."""
-        raw = self.node_object()
+        """Return what others have set on the node, decoded again only when it has changed."""
+        raw = self._node_object()
         if raw is None or raw is not self._viewed[0]:
             self._viewed = (raw, view.of(raw, self.facts))
         return self._viewed[1]
 
     def for_binder(self) -> admit.Cluster | None:
-        """Return the same for a pod that waits to be bound; None while the node is not there."""
-        return None if self.node_object() is None else self.for_pods()
+        """Return the same for a pod that waits to be bound; None if the API server has no node object."""
+        return None if self._node_object() is None else self.for_pods()
 
     async def kill_wait_seconds(self) -> int:
-        """Slurm's patience between SIGTERM and SIGKILL; its default where it does not say."""
+        """Return Slurm's KillWait, the seconds between SIGTERM and SIGKILL; Slurm's default if it does not answer."""
         try:
             return await self.slurm.kill_wait_seconds()
         except errors.SlurmUnavailable as error:
@@ -132,5 +131,5 @@ class ClusterMonitor:
 
 
 def flags_of(settings: config.Settings) -> dict[str, str | None]:
-    """The settings' sbatch options for every pod: the account's default, then HPK_FLAGS."""
+    """Return the settings' sbatch options for every pod: the account's default, overridden by HPK_FLAGS."""
     return settings.account_flags | (slurm_flags.parse(settings.flags, source="HPK_FLAGS") if settings.flags else {})

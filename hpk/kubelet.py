@@ -1,4 +1,4 @@
-"""The kubelet: everything that makes the node a node, made once and wired here."""
+"""The kubelet: everything that makes the node a node, created and connected here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
 from hpk.node import auth, configz, imagefs, node, nodestatus
 from hpk.node import server as node_server
-from hpk.pods import agents, events, gate, podsource, prepare, report, review, services, submit, translate, watch
+from hpk.pods import agents, events, gate, prepare, report, review, services, submit, translate, watch, worker
 from hpk.slurm import poller
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hpk import cluster as slurm_cluster
     from hpk import config, jobdir, pki, records
     from hpk.controlplane import plane
+    from hpk.pods import schedule
 
 LOG = structlog.get_logger(__name__)
 
@@ -35,12 +36,17 @@ PREPARATIONS_AT_ONCE = 64
 SUBMISSIONS_AT_ONCE = 8
 """Pods submitted side by side: enough to hide latency, few enough for a shared slurmctld."""
 AGENT_CERTIFICATE_DAYS = 3650
-"""A pod may run for as long as the authority lasts, and its certificate is good for nothing but its own link."""
+"""A pod may run for as long as the authority is valid, and its certificate is good for its own link only."""
 LISTEN = "0.0.0.0"  # noqa: S104 - the API server, agents and users come from other nodes; all of it is mutual TLS
 
 
 class Kubelet:
-    """Everything that makes the node a node."""
+    """Everything that makes the node a node.
+
+    Args:
+        history: A client that may list events: the node's own identity may only write them.
+        around: What the binder counts as being on the node; the watch of its pods keeps it.
+    """
 
     def __init__(
         self,
@@ -52,22 +58,28 @@ class Kubelet:
         cluster: slurm_cluster.ClusterMonitor,
         site: Mapping[str, Any],
         launcher: sandbox.Launcher,
+        around: schedule.Surroundings,
     ) -> None:
         state = settings.directory
         self._cluster = cluster
         self._troubles = control_plane.troubles
         self._troubles.tell("open files", descriptors.shortage(descriptors.hard_limit(), max_pods=settings.max_pods))
-        self.pods = watch.Pods(kube, node=settings.node_name)
+        self.recorder = events.EventRecorder(kube, component="kubelet", host=settings.node_name, history=history)
+        self._reporter = report.Reporter(kube)
+        self.pods = watch.Pods(
+            kube,
+            node=settings.node_name,
+            state=state,
+            occupants=around.others,
+            recorder=self.recorder,
+            reporter=self._reporter,
+            make_worker=lambda uid: worker.Worker(uid, self._used),
+        )
         self._gate = gate.Gate(on_open=self.pods.mark)
         self.agents = agents.Agents(state, on_change=self.pods.mark)
         self.link = self._make_link(control_plane)
-        # A node's own identity may write events, and not list them.
-        self.recorder = events.EventRecorder(kube, component="kubelet", host=settings.node_name, history=history)
         self._services = informer.Informer(kube, "/api/v1/services")
-        self._runtime_classes = informer.Informer(kube, "/apis/node.k8s.io/v1/runtimeclasses")
-        cluster.runtime_handlers = self._runtime_handlers
         self._poller = poller.Poller(cluster.slurm, poll_seconds=settings.poll_seconds)
-        self._reporter = report.Reporter(kube)
         self._has_one_id = sandbox.has_one_id(site)
         images = settings.images_for(has_one_id=self._has_one_id)
         self._store = store.ImageStore(
@@ -84,8 +96,7 @@ class Kubelet:
             knows_pods=self.pods.informer.synced,
         )
         self.node = node.NodeController(kube, cluster.facts, self._observe)
-        self.reviews = review.Reviews(cluster=cluster.for_pods, gate=self._gate, others=self.pods.occupants)
-        self._server = self._make_server(settings, control_plane, kube)
+        self._server = self._make_server(settings, control_plane, kube, around)
         network = sandbox.choose(settings.network, site)
         LOG.info("Pods' network", mode=network, has_subordinate_ids=not self._has_one_id)
         self._allocator = submit.JobPerPod(cluster.slurm, self._poller, state=state, on_change=self.pods.mark)
@@ -93,28 +104,21 @@ class Kubelet:
         self._used = self._make_services(preparer, state)
 
     def tasks(self) -> dict[str, Callable[[], Awaitable[object]]]:
-        """Return what must run, by the name that an error would use."""
+        """Return the kubelet's tasks, by the names that errors use."""
         return {
             "watch of Slurm's jobs": self._poller.run,
             "watch of services": self._services.run,
-            "watch of RuntimeClasses": self._runtime_classes.run,
             "node": self.node.run,
             "kubelet's events": self.recorder.run,
             "list of images": self._image_fs.watch,
             "garbage collection of images": self._image_fs.collect,
             "kubelet's API": self._server.run,
-            "pods": functools.partial(self.pods.run, self._used),
+            "pods": self.pods.run,
             "jobs of no pod": self._sweep,
         }
 
-    def _runtime_handlers(self) -> dict[str, str] | None:
-        """Return the handler of each RuntimeClass; None before they have been listed."""
-        if not self._runtime_classes.synced.is_set():
-            return None
-        return {raw["metadata"]["name"]: raw["handler"] for raw in self._runtime_classes.objects.values()}
-
     async def _sweep(self) -> None:
-        """End jobs that are no pod's, once it is known which pods there are."""
+        """Cancel jobs that belong to no pod, once the pods have been listed."""
         await self.pods.informer.synced.wait()
         await self._allocator.sweep(self.pods)
 
@@ -177,7 +181,7 @@ class Kubelet:
         return prepare.Preparer(
             kube=kube,
             store=self._store,
-            certificates=AgentCertificates(control_plane.link),
+            credentials=functools.partial(agent_credentials, control_plane.link),
             services=lambda: list(self._services.objects.values()),
             recorder=self.recorder,
             site=where,
@@ -187,12 +191,16 @@ class Kubelet:
         )
 
     def _make_server(
-        self, settings: config.Settings, control_plane: plane.ControlPlane, kube: client.Kube
+        self,
+        settings: config.Settings,
+        control_plane: plane.ControlPlane,
+        kube: client.Kube,
+        around: schedule.Surroundings,
     ) -> node_server.KubeletServer:
         certificate = control_plane.kubelet_certificate
         control_plane.kubelet_port.bound.close()
         return node_server.KubeletServer(
-            podsource.InformerPods(self.pods, self._reporter),
+            self.pods,
             state=settings.directory,
             authenticator=auth.Authenticator(kube),
             authorizer=auth.Authorizer(kube, settings.node_name),
@@ -213,7 +221,7 @@ class Kubelet:
                 log_files=settings.container_log_max_files,
                 images=collect.configuration(collect.policy(settings)),
             ),
-            reviews=self.reviews,
+            reviews=review.Reviews(cluster=self._cluster.for_pods, gate=self._gate, around=around),
         )
 
     def _observe(self) -> nodestatus.NodeObservation:
@@ -235,18 +243,12 @@ class Kubelet:
         )
 
 
-class AgentCertificates:
-    """Issues what agents identify themselves with (see `prepare.CertificateIssuer`)."""
-
-    def __init__(self, authority: pki.Authority) -> None:
-        self._authority = authority
-
-    def for_agent(self, uid: str) -> records.LinkCredentials:
-        """A certificate whose common name is the pod's UID."""
-        made = self._authority.issue(uid, is_client=True, days=AGENT_CERTIFICATE_DAYS)
-        return {
-            "ca": self._authority.certificate_pem.decode(),
-            "certificate": made.certificate_pem.decode(),
-            "key": made.key_pem.decode(),
-            "bell": doorbell.key_of(self._authority.key_pem, uid).hex(),
-        }
+def agent_credentials(authority: pki.Authority, uid: str) -> records.LinkCredentials:
+    """Return a certificate whose common name is the pod's UID, and the key of its doorbell."""
+    made = authority.issue(uid, is_client=True, days=AGENT_CERTIFICATE_DAYS)
+    return {
+        "ca": authority.certificate_pem.decode(),
+        "certificate": made.certificate_pem.decode(),
+        "key": made.key_pem.decode(),
+        "bell": doorbell.key_of(authority.key_pem, uid).hex(),
+    }

@@ -272,7 +272,7 @@ def _check_architecture(
     options: Mapping[str, str | None], cluster: Cluster, capacity: slurm_model.ClusterCapacity
 ) -> None:
     """Refuse a partition none of whose nodes can run the image; a node that Slurm has not seen may match."""
-    names = set(flags.partitions(options) or [capacity.default_partition or ""])
+    names = capacity.candidates(flags.partitions(options)).keys()
     nodes = [node.name for node in capacity.nodes.values() if node.partitions & names]
     found = {cluster.architectures.get(name, "") for name in nodes}
     if not cluster.architecture or not nodes or found & {"", cluster.architecture}:
@@ -288,11 +288,10 @@ def _check_architecture(
 def _check_time(options: Mapping[str, str | None], capacity: slurm_model.ClusterCapacity) -> None:
     """Refuse a time limit beyond the partition's, with which the job would never start. A QOS may allow it."""
     text = options.get("time")
-    names = flags.partitions(options) or [capacity.default_partition or ""]
-    known = [capacity.partitions[name] for name in names if name in capacity.partitions]
-    longest = [partition.max_seconds for partition in known if partition.max_seconds is not None]
-    if not text or "qos" in options or not known or len(longest) < max(len(known), len(names)):
-        return
+    names = capacity.candidates(flags.partitions(options))
+    longest = [one.max_seconds for one in names.values() if one and one.max_seconds is not None]
+    if not text or "qos" in options or len(longest) < len(names):
+        return  # a partition without a limit, or an unknown one, may take the job
     seconds = parse.duration(text)
     if seconds is None or seconds > max(longest):
         limit = parse.time_text(max(longest))

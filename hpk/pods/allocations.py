@@ -1,20 +1,13 @@
-"""Values shared by the modules of the path: frozen, small, and without Slurm's text formats.
+"""Allocations: resources that Slurm holds for pods, as values without Slurm's text formats.
 
-An allocation is not a pod. Today each pod has its own Slurm job; a pool (one job, many pods), a gang (one job for a
-group of pods) and an existing job fit behind the same type without changes to the worker.
+An allocation is not a pod (ADR 0023). Today it is one pod's own job; only `submit` knows that.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hpk import records
-    from hpk.network import sandbox as box
+from typing import Protocol
 
 
 class Phase(enum.Enum):
@@ -42,16 +35,16 @@ class Cause(enum.Enum):
     PREEMPTED = "preempted"
 
 
-OWN_FAULT = frozenset({Cause.FINISHED, Cause.OUT_OF_MEMORY})
-"""Causes that another pod of the same kind would meet as well."""
+OWN_FAULT = frozenset({None, Cause.FINISHED, Cause.OUT_OF_MEMORY})
+"""Causes, None for an unknown one, that another pod of the same kind would meet as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """The place where a pod runs, or will run.
+    """Resources that Slurm holds, or will hold, for a pod.
 
     Attributes:
-        job_id: The Slurm job that holds the resources.
+        job_id: The Slurm job that holds them.
         uid: The pod's, which identifies its job: a reinstalled Slurm counts its jobs from 1 again.
     """
 
@@ -88,93 +81,56 @@ class AllocationState:
         return self.phase in {Phase.ENDED, Phase.GONE}
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobPlan:
-    """The values from which the job script is rendered; none is secret.
-
-    Attributes:
-        directives: ``#SBATCH`` options without the leading dashes; None for a bare flag.
-        prelude: Shell lines before anything else.
-        directory: The pod's directory on the shared file system.
-        sandbox: The argv that starts the agent in the sandbox; the job's shell expands ``$`` in it.
-        scratch: The directory on the compute node, expanded by the job's shell.
-        cleanup: The argv that removes the scratch directory with the ids that made it.
-        signals: The signals that the job's shell forwards to the agent.
-        warmth: Options that the job's shell adds to ``sandbox`` if it finds the files that they name.
-    """
-
-    directives: dict[str, str | None]
-    prelude: str
-    directory: Path
-    sandbox: list[str]
-    scratch: str
-    cleanup: list[str]
-    signals: list[int]
-    warmth: box.Warmth | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """A pod ready to run: the contents of its directory's two files."""
-
-    plan: records.PodPlan
-    job: JobPlan
-
-
 class Allocator(Protocol):
-    """The provider of places for pods; only it knows how jobs and pods relate."""
+    """The provider of allocations, which alone knows how jobs and pods relate.
+
+    Each coroutine raises errors.SlurmUnavailable if Slurm does not answer, which is not the same as None.
+    """
 
     async def find(self, uid: str) -> Allocation | None:
         """Return the pod's allocation according to Slurm and the pod's directory, or None if it has none.
 
         Raises:
-            errors.SlurmUnavailable: Slurm did not answer, which is not the same as None.
+            errors.Retryable: The pod's directory cannot be read.
         """
 
     async def claimant(self, uid: str) -> Allocation | None:
-        """Return the allocation whose agent has claimed the pod; only that one runs it."""
-
-    async def allocate(self, uid: str, *, script: str) -> Allocation:
-        """Submit the pod's job; at most one for each pod, ever.
+        """Return the allocation whose agent has claimed the pod, and alone runs it; None without a readable claim.
 
         Raises:
-            errors.JobRefused: Permanently; the message is sbatch's.
-            errors.SlurmUnavailable: Not now.
+            errors.Retryable: The claim cannot be read.
+        """
+
+    async def allocate(self, uid: str, *, script: str) -> Allocation:
+        """Submit the pod's job, at most once; `find` handles a lost answer.
+
+        Raises:
+            errors.JobRefused: For good; the message is sbatch's.
         """
 
     async def release(self, allocation: Allocation, *, only_queued: bool = False) -> None:
-        """End the allocation, queued or running; do nothing if it has ended.
+        """End the allocation, or do nothing if it has ended.
 
         With `only_queued`, one that has started is left alone, so that its agent can keep the pod's grace.
-
-        Raises:
-            errors.SlurmUnavailable: Not now.
         """
 
     async def ask_to_end(self, allocation: Allocation) -> None:
-        """Make the pod end within its own grace although its agent is not connected.
-
-        Raises:
-            errors.SlurmUnavailable: Not now.
-        """
+        """Make the pod end within its own grace although its agent is not connected."""
 
     async def recall(self, allocation: Allocation) -> AllocationState | None:
         """Return the final state of an allocation that is over, with its exit code; None if Slurm knows nothing.
 
         The site's accounting may know what slurmctld has forgotten.
-
-        Raises:
-            errors.SlurmUnavailable: No answer.
         """
 
     def observe(self, allocation: Allocation) -> AllocationState:
         """Return Slurm's last known state, without asking."""
 
     def watch(self, uid: str, allocation: Allocation) -> None:
-        """Notify the pod's worker of each change of the allocation's state, until `forget`."""
+        """Mark the pod at each change of the allocation's state, until `forget`."""
 
     def forget(self, allocation: Allocation) -> None:
-        """Stop notifying the pod's worker."""
+        """Stop watching the allocation."""
 
     def hurry(self, *, after_seconds: float = 0.0) -> None:
-        """Ask Slurm soon, or within this time, because something may have changed."""
+        """Query Slurm within this time, because something may have changed."""

@@ -20,8 +20,6 @@ from hpk.pods import admit, events, queue, schedule, status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpk.pods import occupants
-
 LOG = structlog.get_logger(__name__)
 SCHEDULER = "default-scheduler"
 RETRIES = backoff.BackoffPolicy(first_seconds=1.0, cap_seconds=60.0)
@@ -36,7 +34,6 @@ class Binder:
 
     Attributes:
         informer: All pods that are not bound.
-        namespaces: All namespaces, for affinity terms that select them by label.
         queue: The pods to check.
     """
 
@@ -47,11 +44,11 @@ class Binder:
         node: str,
         recorder: events.EventRecorder,
         cluster: Callable[[], admit.Cluster | None],
-        others: occupants.Occupants,
+        around: schedule.Surroundings,
         clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
         self._kube, self._node, self._recorder, self._clock = kube, node, recorder, clock
-        self._cluster, self._others = cluster, others
+        self._cluster, self._around, self._others = cluster, around, around.others
         self._held: dict[str, tuple[schedule.Wants, int, int]] = {}
         self._line: list[tuple[int, int, str]] = []  # a heap of the pods that wait for room, and of some that left
         self._turns = itertools.count()
@@ -59,8 +56,7 @@ class Binder:
         self.queue = queue.Queue(self._look, on_failure=self._failed)
         query = {"fieldSelector": "spec.nodeName="}
         self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self.queue.mark)
-        self.namespaces = informer.Informer(kube, "/api/v1/namespaces")
-        others.on_freed = self._freed
+        self._others.on_freed = self._freed
 
     def retry(self) -> None:
         """Check all waiting pods again: the node, or Slurm's capacity, has changed."""
@@ -78,7 +74,7 @@ class Binder:
         """Check the first pod that waits for room; each that leaves the line calls the next, until one finds none."""
         while self._line:
             priority, turn, uid = self._line[0]
-            if self._held.get(uid) == (ROOM, -priority, turn):
+            if self._held.get(uid) == (schedule.Wants.ROOM, -priority, turn):
                 self.queue.mark(uid)
                 return
             heapq.heappop(self._line)
@@ -94,9 +90,8 @@ class Binder:
         cluster = self._cluster()
         if cluster is None:
             return await self._hold(pod, schedule.Wants.NODE, schedule.NO_NODE)
-        around = schedule.Surroundings(others=self._others, namespaces=self.labels_of_namespaces)
         try:
-            hindrance = schedule.hindrance(admit.derive(pod, cluster), cluster, around)
+            hindrance = schedule.hindrance(admit.derive(pod, cluster), cluster, self._around)
         except errors.PodRefused:
             hindrance = None  # its worker reports it; the webhook was unreachable
         if hindrance is not None:
@@ -133,7 +128,7 @@ class Binder:
     def _release(self, uid: str) -> None:
         """Release a held pod; the next in line may find room, even if this one is on the node after all."""
         held = self._held.pop(uid, None)
-        if held and held[0] is ROOM:
+        if held and held[0] is schedule.Wants.ROOM:
             self._call_first()
 
     async def _hold(self, pod: v1.Pod, wants: schedule.Wants, message: str) -> float:
@@ -161,10 +156,10 @@ class Binder:
         uid, before = pod.metadata.uid, self._held.get(pod.metadata.uid)
         turn = before[2] if before else next(self._turns)
         self._held[uid] = (wants, pod.spec.priority, turn)
-        was_in_line = before is not None and before[0] is ROOM
-        if wants is ROOM and not was_in_line:
+        was_in_line = before is not None and before[0] is schedule.Wants.ROOM
+        if wants is schedule.Wants.ROOM and not was_in_line:
             heapq.heappush(self._line, (-pod.spec.priority, turn, uid))
-        elif was_in_line and wants is not ROOM:
+        elif was_in_line and wants is not schedule.Wants.ROOM:
             self._call_first()
 
     def _leave(self, pod: v1.Pod) -> float | None:
@@ -180,19 +175,10 @@ class Binder:
         if (raw := self.informer.objects.get(uid)) is not None:
             events.tell_failure(self._recorder, raw, "FailedScheduling", error)
 
-    def labels_of_namespaces(self) -> dict[str, dict[str, str]]:
-        """Return each namespace's labels."""
-        return {
-            raw["metadata"]["name"]: raw["metadata"].get("labels") or {} for raw in self.namespaces.objects.values()
-        }
-
     def _forget(self, uid: str) -> None:
         self._release(uid)
         self._refused.pop(uid, None)
         self.queue.forget(uid)
-
-
-ROOM = schedule.Wants.ROOM
 
 
 def other_scheduler(pod: v1.Pod) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 from hpk.pods import status
@@ -25,13 +26,10 @@ def merge_transitions(wanted: dict[str, Any], current: Mapping[str, Any]) -> dic
 def is_reported(wanted: dict[str, Any], current: Mapping[str, Any]) -> bool:
     """Return whether the API server's copy already has all that is ours."""
     theirs = {**current, "conditions": [c for c in current.get("conditions") or [] if c["type"] in status.OURS]}
-    mine = {**wanted, "conditions": sorted(wanted["conditions"], key=_type)}
-    theirs["conditions"] = sorted(theirs["conditions"], key=_type)
+    by_type = operator.itemgetter("type")
+    mine = {**wanted, "conditions": sorted(wanted["conditions"], key=by_type)}
+    theirs["conditions"] = sorted(theirs["conditions"], key=by_type)
     return all(_normal(value) == _normal(theirs.get(key)) for key, value in mine.items())
-
-
-def _type(condition: Mapping[str, Any]) -> str:
-    return str(condition["type"])
 
 
 def _normal(value: Any) -> Any:

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -78,8 +78,7 @@ class _Seen:
     first_at: float
 
 
-@dataclass(kw_only=True)
-class _Budget:
+class _Budget(NamedTuple):
     left: float
     at: float
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class ConfigMissing(errors.HpkError):
-    """A ConfigMap, Secret or key that a container needs does not exist yet; the text is the kubelet's."""
+class InvalidConfig(errors.HpkError):
+    """A container cannot be configured, yet or at all; the text is the kubelet's."""
 
 
 def resolve(
@@ -39,7 +39,7 @@ def resolve(
     """Return all variables of the container; the image's have the lowest priority.
 
     Raises:
-        ConfigMissing: Something that is not optional is missing.
+        InvalidConfig: Something that is not optional is missing.
         errors.PodRefused: A reference that does not exist in Kubernetes.
     """
     given: dict[str, str] = {}
@@ -74,7 +74,7 @@ def _data(kind: str, name: str, item: dict[str, Any] | None, *, is_optional: boo
     if item is None:
         if is_optional:
             return {}
-        raise ConfigMissing(f'{kind} "{name}" not found')
+        raise InvalidConfig(f'{kind} "{name}" not found')
     data: dict[str, str] = item.get("data") or {}
     if kind == "secret":
         # surrogateescape carries bytes that are not UTF-8 through to the agent unchanged
@@ -112,7 +112,7 @@ def _key(kind: str, ref: v1.KeySelector, objects: Mapping[str, dict[str, Any] | 
     if ref.optional:
         return None
     nice = "ConfigMap" if kind == "configmap" else "Secret"
-    raise ConfigMissing(f"couldn't find key {ref.key} in {nice} {pod.metadata.namespace}/{ref.name}")
+    raise InvalidConfig(f"couldn't find key {ref.key} in {nice} {pod.metadata.namespace}/{ref.name}")
 
 
 def expand(text: str, known: Mapping[str, str]) -> str:
@@ -184,11 +184,11 @@ def argv(
     """Return the argv: ``command`` replaces ENTRYPOINT and drops CMD, ``args`` alone replaces CMD.
 
     Raises:
-        ConfigMissing: Neither the pod nor the image names a command.
+        InvalidConfig: Neither the pod nor the image names a command.
     """
     given = [expand(word, known) for word in container.command]
     given_args = [expand(word, known) for word in container.args]
     words = [*given, *given_args] if given else [*entrypoint, *(given_args or command)]
     if not words:
-        raise ConfigMissing("no command specified")
+        raise InvalidConfig("no command specified")
     return words

@@ -11,14 +11,14 @@ import contextlib
 import dataclasses
 import time
 from collections import OrderedDict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from hpk import errors
 from hpk.kube import client, v1
-from hpk.pods import correlate
+from hpk.pods import correlate, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class EventRecorder:
             try:
                 found = await self._history.get(EVENTS, query=query)
             except errors.HpkError as error:
-                LOG.warning("Cannot read the events that were told before", component=self._component, error=str(error))
+                LOG.warning("Cannot read the events of an earlier kubelet", component=self._component, error=str(error))
                 return
             for raw in found["items"]:
                 with contextlib.suppress(KeyError, TypeError, ValueError):  # not ours: anybody may write events
@@ -150,7 +150,7 @@ class EventRecorder:
             told = self._waiting.pop(await queue.get())
             try:
                 await self._write(told)
-            except Exception as error:  # noqa: BLE001 - no event is worth the kubelet's life
+            except Exception as error:  # noqa: BLE001 - a lost event must not end the kubelet
                 event = told.event
                 LOG.warning("Cannot post an event", pod=f"{event.namespace}/{event.name}", error=repr(error))
 
@@ -162,7 +162,7 @@ class EventRecorder:
             except errors.Conflict:
                 return  # an earlier kubelet wrote it
         else:
-            change: dict[str, Any] = {"count": told.count, "lastTimestamp": _time(told.event.at)}
+            change: dict[str, Any] = {"count": told.count, "lastTimestamp": status.stamp(told.event.at)}
             change |= {"message": told.event.message, "metadata": {"annotations": _annotations(told.event)}}
             try:
                 await self._kube.patch(f"{path}/{told.name}", change, kind="merge")
@@ -201,8 +201,8 @@ class EventRecorder:
             "message": event.message,
             "type": event.kind,
             "count": told.count,
-            "firstTimestamp": _time(told.first_at),
-            "lastTimestamp": _time(event.at),
+            "firstTimestamp": status.stamp(told.first_at),
+            "lastTimestamp": status.stamp(event.at),
             "source": {"component": self._component, "host": self._host},
             "reportingComponent": self._component,
             "reportingInstance": self._host,
@@ -220,7 +220,7 @@ def tell_failure(recorder: EventRecorder, raw: dict[str, Any], reason: str, erro
     meta = raw["metadata"]
     named = v1.Metadata(name=meta["name"], namespace=meta.get("namespace", ""), uid=meta["uid"])
     pod = v1.Pod(metadata=named, spec=v1.PodSpec(containers=[]))
-    recorder.tell(pod, "Warning", reason, f"Cannot go on with the pod, will try again: {why}")
+    recorder.tell(pod, "Warning", reason, f"Cannot proceed with the pod, will try again: {why}")
 
 
 def _field_path(pod: v1.Pod, container: str) -> str:
@@ -237,10 +237,6 @@ def _field_path(pod: v1.Pod, container: str) -> str:
 
 def _annotations(event: correlate.PodEvent) -> dict[str, str]:
     return {NUMBER: str(event.number)} if event.number else {}
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _seconds(text: str | None) -> float:

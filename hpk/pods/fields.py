@@ -20,22 +20,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ONE_NODE = "a preference chooses among nodes, and there is one"
-_NO_RESIZE = "a Slurm job's CPUs and memory are fixed once it is submitted, so pods cannot be resized"
-_NO_DEVICE = "block devices belong to the compute node's administrator"
+_NO_RESIZE = "pods cannot be resized: a Slurm job's CPUs and memory are fixed once it is submitted"
+_NO_DEVICE = "only the compute node's administrator can give block devices"
 _NO_CLAIMS = "there is no dynamic resource allocation: ask for GPUs as nvidia.com/gpu, for other devices by --gres"
 _NO_MOUNT = "an ordinary user cannot mount it; mount it on the nodes, and use hostPath"
+_MOUNTS = "nfs iscsi fc cephfs rbd glusterfs"
 _NO_CLOUD = "its driver left Kubernetes, and no cloud's disk can be attached to a Slurm node"
+_CLOUDS = (
+    "awsElasticBlockStore azureDisk azureFile cinder flocker gcePersistentDisk photonPersistentDisk portworxVolume "
+    "quobyte scaleIO storageos vsphereVolume"
+)
 _ALPHA = "the API server drops it unless an alpha feature is on"
+_ALPHAS = (
+    "PodSpec.evictionResponders PodSpec.schedulingGroup VolumeMount.bindMountOptions HTTPGetAction.protocol "
+    "GRPCAction.mode EmptyDirSource.mode"
+)
 _ONE_OWNER = "a volume's files have one owner for all containers"
+_OWNERS = (
+    "KeyToPath.user ConfigMapSource.defaultUser SecretSource.defaultUser DownwardSource.defaultUser "
+    "DownwardItem.user ProjectedSource.defaultUser TokenSource.user TrustBundleSource.user"
+)
 
 WITHOUT_MEANING: dict[str, str] = {
-    "PodSpec.hostUsers": "every pod has a user namespace of its own, whichever is asked for",
+    "PodSpec.hostUsers": "every pod has its own user namespace, whatever the field says",
     "PodSpec.preemptionPolicy": "no pod is preempted for another: Slurm orders jobs (--qos and --nice in the flags)",
-    "PodSpec.priorityClassName": "the API server has made a number of it, PodSpec.priority",
+    "PodSpec.priorityClassName": "the API server has resolved it to PodSpec.priority",
     "PodSpec.automountServiceAccountToken": "the API server has added the token's volume, or has not",
     "PodSpec.serviceAccount": "an older name of serviceAccountName, which the API server keeps the same",
-    "PodSecurityContext.fsGroupChangePolicy": "the volumes that fsGroup owns are made anew for each pod",
-    "PodSecurityContext.seLinuxChangePolicy": "it says how seLinuxOptions come to volumes",
+    "PodSecurityContext.fsGroupChangePolicy": "volumes are made anew for each pod, and fsGroup changes no hostPath",
+    "PodSecurityContext.seLinuxChangePolicy": "it selects how volumes get their seLinuxOptions",
     "Container.resizePolicy": _NO_RESIZE,
     "EphemeralContainer.resizePolicy": _NO_RESIZE,
     "FieldSelector.apiVersion": "there is one version of a pod, v1",
@@ -52,14 +65,12 @@ WITHOUT_MEANING: dict[str, str] = {
 """Fields accepted without effect, by type and field, with the reason."""
 
 REFUSED: dict[str, str] = {
-    "PodSpec.evictionResponders": _ALPHA,
-    "PodSpec.hostIPC": "what other users' processes share on the compute node is not the pod's to see",
-    "PodSpec.hostPID": "other users' processes on the compute node are not the pod's to see",
+    "PodSpec.hostIPC": "pods must not see the IPC objects of other users on the compute node",
+    "PodSpec.hostPID": "pods must not see the processes of other users on the compute node",
     "PodSpec.hostnameOverride": "use hostname",
     "PodSpec.resourceClaims": _NO_CLAIMS,
-    "PodSpec.schedulingGroup": _ALPHA,
     "PodSpec.setHostnameAsFQDN": "the kernel's host name is the short one",
-    "PodSecurityContext.sysctls": "a namespaced kernel setting is the compute node's to allow",
+    "PodSecurityContext.sysctls": "only the compute node's administrator can allow kernel settings",
     "PodSecurityContext.windowsOptions": "the nodes run Linux",
     "SecurityContext.windowsOptions": "the nodes run Linux",
     "AppArmorProfile.localhostProfile": "only an administrator can load profiles",
@@ -68,44 +79,18 @@ REFUSED: dict[str, str] = {
     "Container.volumeDevices": _NO_DEVICE,
     "EphemeralContainer.volumeDevices": _NO_DEVICE,
     "Resources.claims": _NO_CLAIMS,
-    "VolumeMount.bindMountOptions": _ALPHA,
     "EnvSource.fileKeyRef": "use a ConfigMap or a Secret, or read the file in the container",
-    "HTTPGetAction.protocol": _ALPHA,
-    "GRPCAction.mode": _ALPHA,
-    "KeyToPath.user": _ONE_OWNER,
-    "ConfigMapSource.defaultUser": _ONE_OWNER,
-    "SecretSource.defaultUser": _ONE_OWNER,
-    "DownwardSource.defaultUser": _ONE_OWNER,
-    "DownwardItem.user": _ONE_OWNER,
-    "ProjectedSource.defaultUser": _ONE_OWNER,
-    "TokenSource.user": _ONE_OWNER,
-    "EmptyDirSource.mode": _ALPHA,
-    "TrustBundleSource.user": _ONE_OWNER,
     "Projection.podCertificate": "no signer issues certificates to pods",
     "Volume.persistentVolumeClaim": "there is no provisioner yet; use hostPath on a shared file system",
     "Volume.ephemeral": "there is no provisioner yet; use emptyDir",
     "Volume.csi": "no CSI driver can run without root on the nodes",
     "Volume.image": "image volumes are not made yet; copy the files in an init container",
-    "Volume.nfs": _NO_MOUNT,
-    "Volume.iscsi": _NO_MOUNT,
-    "Volume.fc": _NO_MOUNT,
-    "Volume.cephfs": _NO_MOUNT,
-    "Volume.rbd": _NO_MOUNT,
-    "Volume.glusterfs": _NO_MOUNT,
-    "Volume.flexVolume": "its drivers are an administrator's to install",
+    "Volume.flexVolume": "only an administrator can install its drivers",
     "Volume.gitRepo": "clone in an init container",
-    "Volume.awsElasticBlockStore": _NO_CLOUD,
-    "Volume.azureDisk": _NO_CLOUD,
-    "Volume.azureFile": _NO_CLOUD,
-    "Volume.cinder": _NO_CLOUD,
-    "Volume.flocker": _NO_CLOUD,
-    "Volume.gcePersistentDisk": _NO_CLOUD,
-    "Volume.photonPersistentDisk": _NO_CLOUD,
-    "Volume.portworxVolume": _NO_CLOUD,
-    "Volume.quobyte": _NO_CLOUD,
-    "Volume.scaleIO": _NO_CLOUD,
-    "Volume.storageos": _NO_CLOUD,
-    "Volume.vsphereVolume": _NO_CLOUD,
+    **{f"Volume.{kind}": _NO_MOUNT for kind in _MOUNTS.split()},
+    **{f"Volume.{kind}": _NO_CLOUD for kind in _CLOUDS.split()},
+    **dict.fromkeys(_ALPHAS.split(), _ALPHA),
+    **dict.fromkeys(_OWNERS.split(), _ONE_OWNER),
 }
 """Unsupported fields, by type and field, with the text shown beside the field's name."""
 
@@ -114,7 +99,7 @@ REMARKS: dict[str, str] = {
     "Resources.requests": "the job is given them; of memory the limits, where there are any",
     "PodSpec.priority": "of the pods that wait for room on the node, the highest comes first; Slurm orders jobs",
     "PodSpec.resources": "the pod's own count instead of its containers' sum",
-    "PodSpec.runtimeClassName": "handlers runc, crun and apptainer are the runtime that is here; others are waited for",
+    "PodSpec.runtimeClassName": "handlers runc, crun and apptainer mean the one runtime here; pods with others wait",
     "PodSpec.nodeSelector": "the node is all of Slurm; among Slurm's nodes choose by --constraint in the flags",
     "PodSpec.affinity": "as a scheduler sees one node; on Slurm's nodes keep jobs apart by --exclusive in the flags",
     "PodSpec.schedulerName": "pods of another scheduler are left to it",
@@ -132,18 +117,21 @@ ONLY: dict[str, tuple[frozenset[str], str]] = {
         frozenset({"Merge"}),
         "the image's own groups are always added, as by default",
     ),
-    "SecurityContext.procMount": (frozenset({"Default"}), "what is masked in /proc stays masked"),
+    "SecurityContext.procMount": (frozenset({"Default"}), "masked paths of /proc stay masked"),
     "VolumeMount.recursiveReadOnly": (
         frozenset({"Disabled", "IfPossible"}),
-        "what a host path has mounted below it stays as it is",
+        "mounts below a host path stay as they are",
     ),
     "VolumeMount.mountPropagation": (frozenset({"None"}), "mounts stay within their container"),
     "SeccompProfile.type": (
         frozenset({"RuntimeDefault", "Unconfined"}),
-        "no profiles of the node's are read; use RuntimeDefault",
+        "the node's profiles are not read; use RuntimeDefault",
     ),
     "AppArmorProfile.type": (frozenset({"Unconfined"}), "only an administrator can load profiles"),
-    "EmptyDirSource.medium": (frozenset({"Memory"}), "huge pages are the compute node's; leave it out, or use Memory"),
+    "EmptyDirSource.medium": (
+        frozenset({"Memory"}),
+        "only the administrator can reserve huge pages; use Memory",
+    ),
 }
 """Fields of which only these values and the empty one are supported."""
 

@@ -87,9 +87,9 @@ def shortages(admitted: admit.Admitted, cluster: admit.Cluster) -> list[Shortage
 def _of_nodes(admitted: admit.Admitted, capacity: slurm_model.ClusterCapacity) -> list[Shortage]:
     """Return what no node of the partition has, usable or not: sbatch would refuse it permanently."""
     options, asked = admitted.options, admitted.request
-    names = set(flags.partitions(options) or [capacity.default_partition or ""])
-    is_known = names <= capacity.partitions.keys()
-    nodes = [node for node in capacity.nodes.values() if not is_known or node.partitions & names]
+    names = capacity.candidates(flags.partitions(options))
+    is_known = None not in names.values()
+    nodes = [node for node in capacity.nodes.values() if not is_known or node.partitions & names.keys()]
     if not nodes:
         return []
     measures = {

@@ -1,5 +1,8 @@
 """A circuit breaker for sbatch, so that trouble shared by many pods does not become a storm of calls.
 
+A lane is open or closed like a gate: an open lane lets pods through, and a circuit breaker in that state is called
+closed. A breaker's half-open state is a lane whose pause is over, which lets one pod try.
+
 A pod passes lanes: one for its controller's pods with the same request, where a permanent refusal of one counts for
 all; one for how those pods fare, where several that fail at once count; one for all pods under the same limits.
 
@@ -43,8 +46,6 @@ MOST_LANES = 1000
 MOST_WAKES = 64
 """How many pods one success wakes at most."""
 RATE_LIMIT_FACTOR = 4
-
-
 PAUSES = {
     "refused": backoff.BackoffPolicy(first_seconds=10.0, cap_seconds=300.0),
     "failed": backoff.BackoffPolicy(first_seconds=10.0, cap_seconds=300.0),
@@ -100,7 +101,7 @@ class Gate:
         """Let the pod proceed; where a lane's pause is over, it is the one that tries.
 
         Raises:
-            Held: Not now.
+            LaneClosed: Not now.
         """
         now = self._clock()
         closed = [lane for key in wanted if (lane := self._lanes.get(key)) and self._is_closed(lane, now)]
@@ -140,7 +141,7 @@ class Gate:
         """Guard the pod's sbatch call; its result opens or closes the lanes.
 
         Raises:
-            Held: Another pod met trouble while this one waited.
+            LaneClosed: Another pod met trouble while this one waited.
         """
         async with contextlib.AsyncExitStack() as stack:
             for key in wanted:

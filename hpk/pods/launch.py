@@ -1,6 +1,6 @@
-"""From a pod that has no job to one that has: adopt what is there, else admit, prepare, wait its turn, submit once.
+"""A pod's way to its job: adopt an existing job, else admit the pod, prepare it, wait for its turn, submit it once.
 
-Nothing here is final but a refusal: whatever else goes wrong is told on the pod and tried again.
+Only a refusal is final. Any other error becomes an event on the pod, and is retried.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 from hpk import aiotasks, errors, jobdir
-from hpk.kube import v1
 from hpk.pods import admit, fit, gate, life, observe, prepare, submit, tokens
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from hpk import records
+    from hpk.kube import v1
     from hpk.pods import lanes, services, tenancy
 
 LOG = structlog.get_logger(__name__)
@@ -28,23 +28,22 @@ Made = TypeVar("Made")
 
 SUBMIT_PAUSE_SECONDS = 5.0
 LOST_ANSWER_PAUSE_SECONDS = 15.0
-"""How long slurmctld may still take up a submission whose sbatch has given up (its MessageTimeout is 10 s)."""
-SOON_SECONDS = 1.0
+"""How long slurmctld may still accept a submission whose sbatch has given up (its MessageTimeout is 10 s)."""
 
 
 class Unwanted(Exception):
-    """The pod was deleted while it waited for its turn, which has thus shown nothing to others."""
+    """The pod was deleted while it waited for its turn; this says nothing about the lane to other pods."""
 
 
 class Launch:
-    """One pod's way to its job; calls never overlap, so nothing here is locked.
+    """One pod's way to its job. Calls never overlap, so nothing here is locked.
 
     Attributes:
-        images: By container name (image, image id), where resolved.
-        waiting: By container, why it does not run yet.
-        failure: Of a pod that cannot be had.
-        lanes: The pod's, in the gate.
-        tokens: What keeps its service-account tokens fresh once it is submitted.
+        images: (image, image id) by container name, where resolved.
+        waiting: (reason, message) by container name, of those that do not run yet.
+        failure: Why the pod failed without a job; None if it has not.
+        lanes: The pod's lanes in the gate.
+        tokens: The renewal of its service-account tokens, from its submission on.
     """
 
     def __init__(self, uid: str, used: services.Services, stay: tenancy.Tenancy) -> None:
@@ -60,28 +59,27 @@ class Launch:
         self._told_hold = ""
         self.tokens = tokens.Tokens(uid, used)
 
-    async def adopt(self, raw: dict[str, Any] | None) -> None:
-        """Find what an earlier kubelet, or an sbatch whose answer was lost, has left.
+    async def adopt(self, found: observe.PodObject | None) -> None:
+        """Follow the job that an earlier kubelet, or an sbatch whose answer was lost, has left, if there is one.
 
-        That it has looked is the last thing that becomes true: after any error the next round looks again. `raw` is
-        None if the object is gone.
+        `has_looked` is set last, so that the next round looks again after any error.
 
         Raises:
             errors.SlurmUnavailable: Slurm does not say.
             errors.Retryable: The file system does not say.
         """
-        if not await asyncio.to_thread(_is_there, self._directory.root):
-            if raw is not None and (raw.get("status") or {}).get("phase") == "Running":
-                # It ran, and was deleted since: a control plane whose node died may have forgotten that.
-                self.fail(v1.pod(raw), "Lost", "The pod has run, and its directory is gone; it is not run again")
-        elif (found := await self._tenancy.find()) is not None:
+        if not await asyncio.to_thread(_exists, self._directory.root):
+            if found is not None and (found.raw.get("status") or {}).get("phase") == "Running":
+                # It ran and was deleted: a control plane whose node died may have lost the deletion.
+                self.fail(found.pod, "Lost", "The pod has run, and its directory is gone; it is not run again")
+        elif (allocation := await self._tenancy.find()) is not None:
             plan = await self._read_plan()
             await self._s.agents.read(self.uid)
-            self.images = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]} if plan else {}
             if plan:
+                self.images = _images(plan)
                 self._s.preparer.keep(plan)
                 self.tokens.know(plan)
-            self._tenancy.take(found, is_adopted=True)
+            self._tenancy.take(allocation, is_adopted=True)
         self._tenancy.has_looked = True
 
     async def _read_plan(self) -> records.PodPlan | None:
@@ -92,17 +90,18 @@ class Launch:
             raise errors.Retryable(f"Cannot read the pod's plan {self._directory.plan}: {error.strerror}") from error
         return plan
 
-    async def attempt(self, raw: dict[str, Any], pod: v1.Pod, *, started_at: datetime) -> float | None:
-        """Submit the pod's job, or say why not; return the seconds until it should be tried again."""
+    async def attempt(self, found: observe.PodObject, *, started_at: datetime) -> float | None:
+        """Submit the pod's job, or record why not; return the seconds until the next attempt."""
         if (pause := self._due_at - self._s.clock.monotonic()) > 0:
-            return pause  # our own status write woke us: no reason to try again before it is time
+            return pause  # something else caused this round, such as our own status write
+        pod = found.pod
         if self._is_answer_lost:
-            await self.adopt(raw)  # it was not there at once, and may have come since
+            await self.adopt(found)  # slurmctld may have accepted the job since
             self._is_answer_lost = False
             if self._tenancy.allocation is not None:
                 return None
         try:
-            await self._go(raw, pod, started_at)
+            await self._go(found, started_at)
         except errors.PodRefused as error:
             self.fail(pod, error.reason, str(error))
         except errors.JobRefused as error:
@@ -113,14 +112,14 @@ class Launch:
         except gate.LaneClosed as held:
             if str(held) != self._told_hold:
                 self._told_hold = str(held)
-                self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Waits, as others cannot be submitted: {held}")
+                self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Held: other pods cannot be submitted: {held}")
             return held.seconds
         except errors.Retryable as error:
             return self._failed_for_now(pod, error)
         return None
 
     def fail(self, pod: v1.Pod, reason: str, message: str) -> None:
-        """The pod cannot be had."""
+        """Fail the pod for good."""
         self.failure = life.Failure(reason, message)
         self._s.recorder.tell(pod, "Warning", reason, message)
         LOG.info("Failed a pod", pod=pod.where, uid=self.uid, reason=reason, message=message)
@@ -131,29 +130,31 @@ class Launch:
         self._is_answer_lost = isinstance(error, errors.SlurmUnavailable) and error.may_have_succeeded
         if self._is_answer_lost:
             return self._try_again_in(LOST_ANSWER_PAUSE_SECONDS)
-        is_paced = isinstance(error, errors.SlurmUnavailable)  # by the gate, for all pods together
-        self._tenancy.has_looked = True  # there is no job, for sure
-        return SOON_SECONDS if is_paced else self._try_again_in(SUBMIT_PAUSE_SECONDS)
+        self._tenancy.has_looked = True  # there certainly is no job
+        if isinstance(error, errors.SlurmUnavailable):
+            return life.SOON_SECONDS  # the gate makes the pause, for all pods together
+        return self._try_again_in(SUBMIT_PAUSE_SECONDS)
 
     def _try_again_in(self, seconds: float) -> float:
         self._due_at = self._s.clock.monotonic() + seconds
         return seconds
 
-    async def _go(self, raw: dict[str, Any], pod: v1.Pod, started_at: datetime) -> None:
-        """Take the pod as far as it gets: admitted, let through, its images pulled, prepared, submitted."""
+    async def _go(self, found: observe.PodObject, started_at: datetime) -> None:
+        """Admit the pod, pass the gate, pull its images, prepare it, submit it."""
+        raw, pod = found
         cluster = self._s.cluster()
         admitted = admit.admit(raw, cluster=cluster, pod=pod)
         fit.check(admitted, cluster)
         self.lanes = admitted.lanes
         try:
             self._s.gate.check(self.uid, self.lanes)
-            # Beside all others, for it may take minutes and holds nothing; what follows is done for few at a time.
+            # All pods pull at the same time, because it may take minutes; few at a time do the rest.
             pulling = self._s.preparer.pull(pod, cluster=cluster, attempts=self._attempts)
             pulled = await self._while_wanted(pod, started_at, pulling, "pull images for")
             if pulled is None or not await self._while_wanted(pod, started_at, self._s.preparations.acquire(), "queue"):
                 return
             try:
-                self._s.gate.check(self.uid, self.lanes)  # another has perhaps met trouble while this one waited
+                self._s.gate.check(self.uid, self.lanes)  # another pod may have met trouble meanwhile
                 preparing = self._s.preparer.prepare(admitted, cluster=cluster, started_at=started_at, pulled=pulled)
                 ready = await self._while_wanted(pod, started_at, preparing, "prepare")
                 if ready is not None:
@@ -166,7 +167,7 @@ class Launch:
     async def _while_wanted(
         self, pod: v1.Pod, started_at: datetime, work: Coroutine[Any, Any, Made], what: str
     ) -> Made | None:
-        """Return what the work makes; given up, with None, as soon as nobody waits for it any more."""
+        """Return the work's result; cancel it and return None once the pod is deleted or past its deadline."""
         changed, stop = self._s.listen(self.uid)
         working = asyncio.create_task(work, name=f"{what} pod {pod.where}")
         try:
@@ -185,16 +186,16 @@ class Launch:
             await aiotasks.cancel(working)
 
     async def _submit(self, pod: v1.Pod, ready: prepare.Ready) -> None:
-        """Write the pod's directory and call sbatch, in turn, unless the pod was deleted before that."""
-        self.images, self.waiting = ready.images, {}
-        with contextlib.suppress(Unwanted):  # the round that its deletion causes does the rest
+        """Write the pod's directory and call sbatch when it is the pod's turn, unless it was deleted by then."""
+        self.images, self.waiting = _images(ready.plan), {}
+        with contextlib.suppress(Unwanted):  # the deletion causes a round, which does the rest
             async with self._s.gate.turn(self.uid, self.lanes), self._s.submissions:
                 if not self._is_wanted():
                     raise Unwanted
-                self._s.gate.check(self.uid, self.lanes)  # another's sbatch may have met trouble meanwhile
-                await asyncio.to_thread(submit.write_work, self._directory, ready.work, ready.script)
+                self._s.gate.check(self.uid, self.lanes)  # another pod's sbatch may have met trouble meanwhile
+                await asyncio.to_thread(submit.write_work, self._directory, ready.plan, ready.script)
                 allocation = await self._tenancy.submit(ready.script)
-            self.tokens.know(ready.work.plan)
+            self.tokens.know(ready.plan)
             LOG.info("Submitted", pod=pod.where, uid=self.uid, job=allocation.job_id)
             self._s.recorder.tell(pod, "Normal", "Submitted", f"Submitted Slurm job {allocation.job_id}")
 
@@ -203,8 +204,12 @@ class Launch:
         return raw is not None and not raw["metadata"].get("deletionTimestamp")
 
 
-def _is_there(path: str) -> bool:
-    """Whether it exists; a file system that does not say is no answer."""
+def _images(plan: records.PodPlan) -> dict[str, tuple[str, str]]:
+    return {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
+
+
+def _exists(path: str) -> bool:
+    """Return whether the path exists; raise errors.Retryable if the file system does not say."""
     try:
         os.stat(path)  # noqa: PTH116 - a path of jobdir's
     except FileNotFoundError:

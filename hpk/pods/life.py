@@ -1,14 +1,14 @@
-"""What becomes of a pod next: a pure function of what is known of it at one moment.
+"""A pod's next step, decided by a pure function of what is known of it at one moment.
 
 ::
 
-    WAITING ──► QUEUED ──► RUNNING ──► ENDING          docs/architecture.md says what each state means,
-       │           │           │          │            and pod_workers.go has the kubelet's own
+    WAITING ──► QUEUED ──► RUNNING ──► ENDING          docs/architecture.md describes the states;
+       │           │           │          │            pod_workers.go draws the kubelet's own
        │           └───────────┴──────────┴──► ENDED
        └──► OVER ◄──── why it ended is known ────┘
               └── the status is written ──► CLOSED ── the job has ended ──► forgotten
 
-    GONE: from any of them, when the object is removed before the pod is over
+    GONE: from any of them, if the object is removed before the pod is over
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from hpk import records
 
 LINK_SILENCE_SECONDS = 60.0
-"""How long an agent may be off the line, with a job that Slurm no longer knows, before its pod is lost."""
+"""How long an agent may be disconnected, with a job that Slurm no longer knows, before its pod is lost."""
 LAST_WORD_SECONDS = 3.0
-"""How long after its job ended the agent's last report may still come."""
+"""How long the agent's last report may arrive after the end of its job."""
 SLURM_WORD_SECONDS = 15.0
-"""How long to wait for Slurm to say why it ended a job, once the agent has been signalled."""
+"""How long to wait for Slurm's reason for ending a job, once the agent has reported a signal."""
 COMPLETING_SECONDS = 300.0
-"""The same for a job that Slurm says is ending: it speaks when the site's epilog is done, which may take minutes."""
+"""The same for a job that Slurm is ending: the reason comes after the site's epilog, which may take minutes."""
 END_MARGIN_SECONDS = 10.0
 """What an agent may take beyond the grace before its job is cancelled."""
 YOUNG_SECONDS = 10.0
-"""How long an agent that has told of itself may take to dial before it is missed."""
+"""How long an agent that has reported may take to dial before Slurm is asked about it."""
 FORCED_GRACE_SECONDS = 1.0
 END_LOOK_SECONDS = 5.0
-"""After a pod's end its job should be over, too; jobs that end together are asked for together."""
+"""When Slurm is asked whether the job of a pod that has ended is over; one query serves jobs that end together."""
 LOOK_AGAIN_SECONDS = 15.0
 SOON_SECONDS = 1.0
 OWN_ENDS = frozenset({"Deleted", "DeadlineExceeded", "Evicted", "SetupFailed"})
-"""Reasons of an agent's end that explain themselves: Slurm knows nothing better."""
+"""Reasons in an agent's report that need no explanation from Slurm."""
 
 
 class Failure(NamedTuple):
-    """Why a pod cannot be had: its status's reason and message."""
+    """Why the kubelet failed a pod: its status's reason and message."""
 
     reason: str
     message: str
@@ -54,51 +54,49 @@ EXCEEDED = Failure("DeadlineExceeded", "Pod was active on the node longer than t
 
 
 class State(enum.Enum):
-    """Where a pod is in its life on the node."""
+    """The state of a pod's life on the node."""
 
     WAITING = "waiting"
-    """It has no job: it is being prepared, or held, or was refused for now."""
+    """It has no job: it is being prepared, held by the gate, or was refused for now."""
     QUEUED = "queued"
     """Its job waits in Slurm's queue."""
     RUNNING = "running"
-    """Its job has a node, or nobody says otherwise."""
+    """Its job has a node, as far as is known."""
     ENDING = "ending"
-    """It must end, and has not: its agent is asked, then its job is cancelled."""
+    """It must end and has not: its agent is asked, then its job is cancelled."""
     ENDED = "ended"
-    """Nothing of it runs, as far as its agent or Slurm says; which end it was is not known yet."""
+    """According to its agent or Slurm, nothing of it runs; why it ended is not known yet."""
     OVER = "over"
-    """It is known how it ended, or that it cannot be had: its status becomes terminal."""
+    """It is known why it ended or failed: its status becomes terminal."""
     CLOSED = "closed"
-    """Its status is terminal; its job is seen to its end."""
+    """Its status is terminal; its job may not be over yet."""
     GONE = "gone"
-    """Its object was removed before it was over; whatever runs of it must end."""
+    """Its object was removed before it was over; anything of it that runs must end."""
 
 
 class Step(enum.Enum):
-    """What is done in a round."""
+    """The action of a round."""
 
     WAIT = "wait"
     SUBMIT = "submit"
     CHANGE = "change"
-    """Have its agent do what was changed since the pod was started."""
+    """Send its agent what was changed since the pod was started."""
     TERMINATE = "terminate"
     """Ask its agent to end it; cancel its job when the grace is over."""
     RELEASE = "release"
     """Cancel its job."""
     FORGET = "forget"
-    """Remove its secrets, and know nothing of it any more."""
+    """Remove its secrets, and forget it."""
     DISCARD = "discard"
-    """Remove all its files, too."""
+    """Remove all its files, and forget it."""
 
 
 class Decision(NamedTuple):
-    """What `decide` returns.
+    """The result of `decide`.
 
     Attributes:
-        state: Of the pod.
-        step: To be done now.
-        reason: Why it must end, as `records.EndCause` names it; for `Step.TERMINATE`.
-        grace_seconds: How long its containers have for that.
+        reason: Why the pod must end, a reason of `records.EndCause`; for `Step.TERMINATE`.
+        grace_seconds: How long its containers may take to end.
     """
 
     state: State
@@ -109,29 +107,29 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """All that decides what becomes of a pod, at one moment; durations are in seconds.
+    """Everything that decides about a pod, at one moment; durations are in seconds.
 
     Attributes:
         has_object: Whether the API server has the pod.
         is_closed: Whether its phase is terminal, by our own last write or the API server's copy.
-        is_written: Whether it is so in the API server's copy.
-        is_deleted: Whether its deletion was asked for.
-        is_removable: Whether asking for the removal of its object does any good: finalizers may hold it.
-        grace_seconds: What its containers have to end in.
-        deadline_left: Until activeDeadlineSeconds are over, 0 if they are; None without.
-        failure: Why it cannot be had, if that is known.
-        has_looked: Whether it is known that it has no other job than `allocation`.
-        allocation: What Slurm says of its job, or what was learnt of its end; None without a job.
-        is_explained: Whether all is known of its job's end that Slurm and the job's output tell.
-        has_started: Whether its job had a node, for all we know.
+        is_written: Whether it is terminal in the API server's copy.
+        is_deleted: Whether its deletion was requested.
+        is_removable: Whether a request to remove its object has any effect: finalizers may hold it.
+        grace_seconds: How long its containers may take to end.
+        deadline_left: Until activeDeadlineSeconds are over, 0 if they are; None if it has none.
+        failure: Why the kubelet failed it; None if it has not.
+        has_looked: Whether it is known that the pod has no job but `allocation`.
+        allocation: The state of its job according to Slurm, or to the evidence about its end; None without a job.
+        is_explained: Whether that evidence, from Slurm and the job's output, is complete.
+        has_started: Whether its job had a node, or may have had one.
         report: The agent's newest.
-        is_connected: Whether the agent is on the line.
+        is_connected: Whether the agent is connected.
         has_dialled: Whether it ever was.
         report_age: Since the agent started, by our clock; None without a report.
-        off_line_for: Since the agent was last on the line, or since there could be one.
-        finished_for: Since the agent was first seen to have finished; None before.
-        ended_for: Since the job was first seen to be over; None before.
-        closed_for: Since the phase was first seen to be terminal, or the job was cancelled after that; None before.
+        off_line_for: Since the agent was last connected, or could first be.
+        finished_for: Since the agent was first seen to have finished; None if it was not.
+        ended_for: Since the job was first seen to be over; None if it was not.
+        closed_for: Since the phase was first seen to be terminal, or the job was then cancelled; None if it was not.
     """
 
     has_object: bool = True
@@ -157,17 +155,17 @@ class Observation:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the agent has said that nothing of the pod runs any more."""
+        """Whether the agent has reported that nothing of the pod runs any more."""
         return bool(self.report and self.report["finished_at"])
 
     @property
     def is_released(self) -> bool:
-        """Whether Slurm has let go of the job, or there never was one."""
+        """Whether Slurm has released the job, or there never was one."""
         return self.allocation is None or self.allocation.is_over
 
     @property
     def is_queued(self) -> bool:
-        """Whether the pod has no node yet, as far as Slurm says."""
+        """Whether, according to Slurm, the pod has no node yet."""
         return self.allocation is None or self.allocation.phase is allocations.Phase.QUEUED
 
 
@@ -207,22 +205,22 @@ def state_of(seen: Observation) -> State:
 def _close(seen: Observation) -> Step:
     """Return the step that is due once the status is terminal."""
     if not seen.is_written:
-        return Step.WAIT  # our own write has not come back yet: a worker made anew would not know of it
+        return Step.WAIT  # our own write has not come back yet, and another worker would not know of it
     if seen.is_released:
         return Step.FORGET
     return Step.RELEASE if (seen.closed_for or 0.0) > END_MARGIN_SECONDS else Step.WAIT
 
 
 def removes_object(seen: Observation) -> bool:
-    """Return whether the API server is to be told that nothing of a deleted pod is left."""
+    """Return whether a deleted pod's object is to be removed, because nothing of the pod is left."""
     return seen.is_closed and seen.is_deleted and seen.is_removable
 
 
 def why_end(seen: Observation) -> str:
-    """Return why the pod must end now, as `records.EndCause` names it; empty if it need not.
+    """Return why the pod must end now, a reason of `records.EndCause`; empty if it need not.
 
-    An agent that is on the line though Slurm has ended its job, as where a node's slurmd has died, must end. One answer
-    of Slurm's that does not name the job is no reason to end what runs.
+    A connected agent whose job Slurm has ended, as when a node's slurmd died, must end. A single answer from Slurm that
+    does not list the job is no reason to end the pod.
     """
     if seen.allocation is None:
         return ""
@@ -252,15 +250,15 @@ def is_over(seen: Observation) -> bool:
         return False
     if state.phase is allocations.Phase.ENDED:
         if not seen.has_started and seen.report is None:
-            return True  # it was cancelled in the queue: no agent has a last word
-        # The agent may speak for as long as it takes, where it is on the line.
+            return True  # it was cancelled in the queue, so no agent will report
+        # A connected agent may take its time.
         patience = seen.grace_seconds + END_MARGIN_SECONDS if seen.is_connected else LAST_WORD_SECONDS
         return seen.ended_for is not None and seen.ended_for >= patience
     return state.phase is allocations.Phase.GONE and seen.off_line_for >= LINK_SILENCE_SECONDS
 
 
 def look_again(seen: Observation) -> float | None:
-    """Return the seconds until something may be due that no change announces; None if nothing will be."""
+    """Return the seconds until something may be due that no event announces; None if nothing will be."""
     if not seen.has_object:
         return LINK_SILENCE_SECONDS
     if seen.is_closed:
@@ -277,10 +275,10 @@ def look_again(seen: Observation) -> float | None:
 
 
 def question(seen: Observation) -> float | None:
-    """Return within how many seconds Slurm should be asked for the job; None if nothing calls for it.
+    """Return within how many seconds to query Slurm for the job; None if there is no reason to.
 
-    Slurm may know better of an agent that has gone or was told to end. One that has just started is not missed: it
-    tells of its first second by files and datagrams.
+    Slurm may know why an agent disconnected or was signalled. An agent that has just started is not expected to be
+    connected: it reports its first second by files and datagrams.
     """
     if seen.is_released:
         return None

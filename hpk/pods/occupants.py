@@ -37,7 +37,7 @@ class Occupants:
     def update(self, uid: str, raw: Object | None) -> None:
         """Record the newest state of a pod of the node; None if it is gone."""
         assumed = self._assumed.pop(uid, None)
-        if raw is not None and (raw.get("status") or {}).get("phase") not in status.TERMINAL:
+        if raw is not None and not status.is_terminal(raw):
             self._bound[uid] = raw
             self._note_apart(uid, raw)
         elif self._bound.pop(uid, assumed) is not None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,12 +20,12 @@ from hpk import errors, jobdir
 from hpk.aio import backoff
 from hpk.aio import clock as clocks
 from hpk.images import reference
-from hpk.pods import admit, allocations, runtime, script, translate
+from hpk.pods import admit, runtime, script, translate
 from hpk.volumes import plan as volume_plan
 from hpk.volumes import sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
     from hpk import records
@@ -49,13 +50,6 @@ class NotReady(errors.HpkError):
         self.waiting, self.seconds = dict(waiting), seconds
 
 
-class CertificateIssuer(Protocol):
-    """An issuer of the agents' certificates."""
-
-    def for_agent(self, uid: str) -> records.LinkCredentials:
-        """Return a certificate for this pod only."""
-
-
 @dataclass
 class Attempts:
     """What a worker remembers between attempts.
@@ -77,22 +71,25 @@ class Attempts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A pod whose job can be submitted."""
+    """A pod whose job can be submitted: the contents of its directory's two files."""
 
-    work: allocations.Work
+    plan: records.PodPlan
     script: str
-    images: dict[str, tuple[str, str]]
 
 
 class Preparer:
-    """The preparation of pods, with everything that it needs."""
+    """The preparation of pods, with everything that it needs.
+
+    Args:
+        credentials: Returns a certificate for the agent of the pod with this UID.
+    """
 
     def __init__(
         self,
         *,
         kube: client.Kube,
         store: store.ImageStore,
-        certificates: CertificateIssuer,
+        credentials: Callable[[str], records.LinkCredentials],
         services: Callable[[], list[dict[str, Any]]],
         recorder: events.EventRecorder,
         site: translate.Site,
@@ -101,7 +98,7 @@ class Preparer:
         state: jobdir.StateDirectory,
         clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:
-        self._kube, self._store, self._certificates, self._services = kube, store, certificates, services
+        self._kube, self._store, self._link_credentials, self._services = kube, store, credentials, services
         self._recorder, self._site, self._launcher, self._state = recorder, site, launcher, state
         self._addresses, self._clock = addresses, clock
         self._shared = sources.SharedConfigMaps()
@@ -117,11 +114,11 @@ class Preparer:
         if (trouble := runtime.trouble(pod, cluster)) is not None:
             self._recorder.tell(pod, "Warning", "FailedCreatePodSandBox", trouble)
             raise NotReady({}, seconds=RUNTIME_PAUSE_SECONDS)
-        credentials = None
+        secrets = sources.Sources()
         if pod.spec.image_pull_secrets:
-            secrets = await self._fetch(_only(pod))
-            credentials = _credentials(pod, secrets)
-        return await self._pull(pod, attempts, credentials)
+            with self._told(pod):
+                secrets = await self._fetch(_only(pod))
+        return await self._pull(pod, attempts, secrets)
 
     def keep(self, plan: records.PodPlan) -> None:
         """Keep what an earlier kubelet's plan promised to a pod."""
@@ -140,7 +137,7 @@ class Preparer:
         started_at: datetime,
         pulled: Mapping[str, images.Image],
     ) -> Ready:
-        """Return the pod's two files and its job.
+        """Return what is submitted.
 
         Raises:
             NotReady: Something is missing; events have reported it.
@@ -148,19 +145,25 @@ class Preparer:
             errors.ApiUnavailable: The API server is unreachable.
         """
         pod = admitted.pod
-        found = await self._fetch(pod)
-        ingredients = translate.Ingredients(
-            images=pulled,
-            sources=found,
-            services=self._services(),
-            link=self._certificates.for_agent(pod.metadata.uid),
-            started_at=started_at,
-            address=self._addresses.give(pod.metadata.uid) if admitted.network == "overlay" else None,
+        with self._told(pod):
+            found = translate.Ingredients(
+                images=pulled,
+                sources=await self._fetch(pod),
+                services=self._services(),
+                link=self._link_credentials(pod.metadata.uid),
+                started_at=started_at,
+                address=self._addresses.give(pod.metadata.uid) if admitted.network == "overlay" else None,
+            )
+            plan = translate.pod_plan(admitted, site=self._site, cluster=cluster, found=found)
+        directory = self._state.pod(pod.metadata.uid).root
+        text = script.render(
+            admitted,
+            prelude=self._site.prelude,
+            directory=Path(directory),
+            commands=self._launcher.commands(plan, directory=directory),
+            capacity=cluster.capacity,
         )
-        plan = self._plan(admitted, cluster, ingredients)
-        job = self._job(admitted, cluster, plan)
-        names = {c["name"]: (c["image"], c["image_id"]) for c in plan["containers"]}
-        return Ready(work=allocations.Work(plan=plan, job=job), script=script.render(job), images=names)
+        return Ready(plan=plan, script=text)
 
     async def prepare_ephemeral(
         self, pod: v1.Pod, container: v1.Container, *, cluster: admit.Cluster, attempts: Attempts
@@ -173,55 +176,40 @@ class Preparer:
             errors.ApiUnavailable: The API server is unreachable.
         """
         alone = _only(pod, container)
-        fetched = await self._fetch(alone)
-        credentials = _credentials(alone, fetched) if alone.spec.image_pull_secrets else None
-        pulled = await self._pull(alone, attempts, credentials)
-        found = translate.Fetched(images=pulled, sources=fetched, services=self._services())
-        try:
+        with self._told(pod):
+            fetched = await self._fetch(alone)
+            pulled = await self._pull(alone, attempts, fetched)
+            found = translate.Fetched(images=pulled, sources=fetched, services=self._services())
             return translate.container_plan(pod, container, site=self._site, cluster=cluster, found=found)
-        except translate.ContainerConfigError as error:
-            raise self._misconfigured(pod, error) from error
 
     async def token(self, pod: v1.Pod, key: sources.TokenKey) -> sources.IssuedToken:
         """Request another token for the pod with the key in its plan (see `sources.token`)."""
         return await sources.token(self._kube, pod, key)
 
     async def _fetch(self, pod: v1.Pod) -> sources.Sources:
-        try:
-            return await sources.gather(self._kube, pod, shared=self._shared)
-        except (errors.Rejected, errors.NotFound) as error:  # such as a token for a deleted service account
-            self._recorder.tell(pod, "Warning", "FailedMount", str(error))
-            raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
+        return await sources.gather(self._kube, pod, shared=self._shared)
 
-    def _plan(self, admitted: admit.Admitted, cluster: admit.Cluster, found: translate.Ingredients) -> records.PodPlan:
-        pod = admitted.pod
+    @contextlib.contextmanager
+    def _told(self, pod: v1.Pod) -> Iterator[None]:
+        """Record what is missing as an event, and raise `NotReady`."""
         try:
-            return translate.pod_plan(admitted, site=self._site, cluster=cluster, found=found)
-        except volume_plan.SourceMissing as error:
-            self._recorder.tell(pod, "Warning", "FailedMount", str(error))
-            raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
+            yield
+        except errors.PodRefused:
+            raise
         except translate.ContainerConfigError as error:
-            raise self._misconfigured(pod, error) from error
-
-    def _misconfigured(self, pod: v1.Pod, error: translate.ContainerConfigError) -> NotReady:
-        self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
-        return NotReady({error.container: ("CreateContainerConfigError", str(error))}, seconds=CONFIG_PAUSE_SECONDS)
-
-    def _job(self, admitted: admit.Admitted, cluster: admit.Cluster, plan: records.PodPlan) -> allocations.JobPlan:
-        directory = self._state.pod(plan["uid"])
-        commands = self._launcher.commands(plan, directory=directory.root)
-        where = Path(directory.root)
-        return translate.job_plan(
-            admitted, site=self._site, directory=where, commands=commands, capacity=cluster.capacity
-        )
+            self._recorder.tell(pod, "Warning", "Failed", f"Error: {error}", container=error.container)
+            waiting = {error.container: ("CreateContainerConfigError", str(error))}
+            raise NotReady(waiting, seconds=CONFIG_PAUSE_SECONDS) from error
+        except (volume_plan.SourceMissing, errors.Rejected, errors.NotFound) as error:
+            # Rejected: such as a token for a deleted service account.
+            self._recorder.tell(pod, "Warning", "FailedMount", str(error))
+            raise NotReady({}, seconds=CONFIG_PAUSE_SECONDS) from error
 
     # Images
 
-    async def _pull(
-        self, pod: v1.Pod, attempts: Attempts, credentials: Mapping[str, Any] | None
-    ) -> dict[str, images.Image]:
+    async def _pull(self, pod: v1.Pod, attempts: Attempts, secrets: sources.Sources) -> dict[str, images.Image]:
         """Return every container's image; report errors of several containers together."""
-        containers = pod.all_containers
+        containers, credentials = pod.all_containers, _credentials(pod, secrets)
         answers = await asyncio.gather(*(self._ensure(pod, c, attempts, credentials) for c in containers))
         waiting = {c.name: answer for c, answer in zip(containers, answers, strict=True) if isinstance(answer, tuple)}
         if waiting:
@@ -304,8 +292,10 @@ def _only(pod: v1.Pod, *containers: v1.Container) -> v1.Pod:
     return msgspec.structs.replace(pod, spec=spec)
 
 
-def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any]:
-    """Return the registries' credentials of the pull secrets as one docker config; a missing secret adds none."""
+def _credentials(pod: v1.Pod, found: sources.Sources) -> dict[str, Any] | None:
+    """Return the registries' credentials as one docker config, None without pull secrets; a missing one adds none."""
+    if not pod.spec.image_pull_secrets:
+        return None
     auths: dict[str, Any] = {}
     for secret in pod.spec.image_pull_secrets:
         data = (found.secrets.get(secret.name) or {}).get("data") or {}

@@ -34,7 +34,7 @@ class Queue:
         self,
         work: Callable[[str], Awaitable[float | None]],
         *,
-        on_failure: Callable[[str, Exception], None] = lambda _uid, _error: None,
+        on_failure: Callable[[str, Exception], None],
     ) -> None:
         self._work, self._on_failure = work, on_failure
         self._dirty: set[str] = set()

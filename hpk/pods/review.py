@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpk.kube import v1
-    from hpk.pods import gate, occupants
+    from hpk.pods import gate
 
 Object = dict[str, Any]
 RESIZE = (
@@ -25,17 +25,10 @@ RESIZE = (
 
 
 class Reviews:
-    """The review of pods, with warnings about objects that create pods.
+    """The review of pods, with warnings about objects that create pods."""
 
-    Attributes:
-        namespaces: Labels by namespace, for affinity terms that select namespaces by them.
-    """
-
-    def __init__(
-        self, *, cluster: Callable[[], admit.Cluster], gate: gate.Gate, others: occupants.Occupants | None = None
-    ) -> None:
-        self._cluster, self._gate, self._others = cluster, gate, others
-        self.namespaces: Callable[[], Mapping[str, Mapping[str, str]]] = dict
+    def __init__(self, *, cluster: Callable[[], admit.Cluster], gate: gate.Gate, around: schedule.Surroundings) -> None:
+        self._cluster, self._gate, self._around = cluster, gate, around
 
     def review(
         self, kind: str, raw: Object, *, old: Object | None = None, part: str = ""
@@ -67,17 +60,16 @@ class Reviews:
     def _warnings(self, asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
         """Return warnings about ignored parts of the pod, and about what keeps it from running."""
         pod = asked.pod
-        found = _advice(asked, cluster)
+        shortened = warning.shortened(pod, asked.options, cluster.capacity)
+        found = [text for text in (admit.unread(pod), shortened, _held_nodes(asked.options)) if text]
         if pod.spec.scheduling_gates:
             return found  # whoever set them knows
         if pod.spec.node_name:
             found += [_no_such_node(pod, cluster)] if pod.spec.node_name != cluster.name else []
         elif pod.spec.scheduler_name not in {"", bind.SCHEDULER}:
             found.append(bind.other_scheduler(pod))
-        elif self._others is not None:
-            around = schedule.Surroundings(others=self._others, namespaces=self.namespaces)
-            hindrance = schedule.hindrance(asked, cluster, around)
-            found += [f"the pod stays Pending for now: {hindrance.message}"] if hindrance else []
+        elif hindrance := schedule.hindrance(asked, cluster, self._around):
+            found.append(f"the pod stays Pending for now: {hindrance.message}")
         missing = runtime.trouble(pod, cluster)
         return [*found, *([f"the pod stays Pending for now: {missing}"] if missing else [])]
 
@@ -115,12 +107,6 @@ class Reviews:
         if doubt := admit.doubt(asked, cluster):
             return [f"pods of this {kind} will be refused: {doubt}"]
         return [f"pods of this {kind}: {text}" for text in self._warnings(asked, cluster)]
-
-
-def _advice(asked: admit.Admitted, cluster: admit.Cluster) -> list[str]:
-    shortened = warning.shortened(asked.pod, asked.options, cluster.capacity)
-    found = (admit.unread(asked.pod), shortened, _held_nodes(asked.options))
-    return [text for text in found if text]
 
 
 def _held_nodes(options: Mapping[str, str | None]) -> str | None:

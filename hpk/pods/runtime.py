@@ -10,11 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpk.kube import v1
+    from hpk.kube import informer, v1
     from hpk.pods import admit
 
 HANDLERS = frozenset({"apptainer", "crun", "runc"})
 """Handlers that mean this runtime, or one that makes no difference to a pod."""
+
+
+def handlers(classes: informer.Informer) -> dict[str, str] | None:
+    """Return the handler of each RuntimeClass; None before they have been listed."""
+    if not classes.synced.is_set():
+        return None
+    return {raw["metadata"]["name"]: raw["handler"] for raw in classes.objects.values()}
 
 
 def trouble(pod: v1.Pod, cluster: admit.Cluster) -> str | None:

@@ -19,6 +19,7 @@ from hpk.pods import fit, resources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from hpk.kube import informer
     from hpk.pods import admit, occupants
 
 UNSCHEDULABLE = selectors.Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
@@ -67,11 +68,16 @@ class Surroundings:
     """What else is on the node.
 
     Attributes:
-        namespaces: Labels by namespace, for affinity terms that select namespaces by them.
+        namespaces: Returns the labels of each namespace, for affinity terms that select namespaces by label.
     """
 
     others: occupants.Occupants
     namespaces: Callable[[], Mapping[str, Mapping[str, str]]] = field(default=dict)
+
+
+def labels_of(namespaces: informer.Informer) -> dict[str, dict[str, str]]:
+    """Return each namespace's labels."""
+    return {raw["metadata"]["name"]: raw["metadata"].get("labels") or {} for raw in namespaces.objects.values()}
 
 
 def hindrance(asked: admit.Admitted, cluster: admit.Cluster, around: Surroundings) -> Hindrance | None:

@@ -1,4 +1,4 @@
-"""``script.sh``: the job script, rendered from a plan; pure, and without secrets.
+"""``script.sh``: the job script; pure, and without secrets.
 
 Slurm keeps every job's script and shows it to others, so it contains only paths and options.
 """
@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from hpk.network import sandbox
+from hpk.pods import translate, warning
 
 if TYPE_CHECKING:
-    from hpk.pods import allocations
+    from pathlib import Path
+
+    from hpk.pods import admit
+    from hpk.slurm import model as slurm_model
 
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.PackageLoader("hpk.pods", "templates"),
@@ -25,16 +29,24 @@ _ENVIRONMENT = jinja2.Environment(
 )
 
 
-def render(plan: allocations.JobPlan) -> str:
-    """Return the text of the job script."""
+def render(
+    admitted: admit.Admitted,
+    *,
+    prelude: str,
+    directory: Path,
+    commands: sandbox.Commands,
+    capacity: slurm_model.ClusterCapacity | None = None,
+) -> str:
+    """Return the text of the job script; the capacity must be the one used for the pod's plan."""
+    directives = translate.directives(admitted, directory=directory, capacity=capacity)
     return _ENVIRONMENT.get_template("job.sh.j2").render(
-        directives=[directive(name, value) for name, value in plan.directives.items()],
-        prelude=plan.prelude,
-        sandbox=plan.sandbox,
-        cleanup=plan.cleanup,
-        scratch=plan.scratch,
-        signals=plan.signals,
-        warmth=plan.warmth,
+        directives=[directive(name, value) for name, value in directives.items()],
+        prelude=prelude,
+        sandbox=commands.start,
+        cleanup=commands.clean,
+        scratch=commands.scratch,
+        signals=warning.early(admitted.pod, admitted.options, capacity).signals,
+        warmth=commands.warmth,
     )
 
 

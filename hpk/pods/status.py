@@ -72,6 +72,11 @@ class StatusInputs:
     is_changing: bool = False
 
 
+def is_terminal(raw: Mapping[str, Any]) -> bool:
+    """Return whether the phase of a pod's object is final."""
+    return (raw.get("status") or {}).get("phase") in TERMINAL
+
+
 def status(pod: v1.Pod, facts: StatusInputs, *, now: datetime) -> dict[str, Any]:
     """Return the status that the pod should have; keys to be removed are None."""
     statuses = {c.name: _container(pod, c, facts) for c in pod.all_containers}
@@ -87,8 +92,9 @@ def status(pod: v1.Pod, facts: StatusInputs, *, now: datetime) -> dict[str, Any]
     has_sandbox = bool(pod_ip and not facts.is_over)
     disruption = message if phase == "Failed" and is_disrupted(facts) else None
     found = conditions.conditions(pod, statuses, phase=phase, has_sandbox=has_sandbox, disruption=disruption)
+    generation, changed_at = _generation(pod, facts), stamp(now.timestamp())
     return {
-        "observedGeneration": _generation(pod, facts),
+        "observedGeneration": generation,
         "phase": phase,
         "reason": reason or None,
         "message": message or None,
@@ -100,7 +106,7 @@ def status(pod: v1.Pod, facts: StatusInputs, *, now: datetime) -> dict[str, Any]
         "initContainerStatuses": inits or None,
         "containerStatuses": apps or None,
         "ephemeralContainerStatuses": [_ephemeral(pod, c, facts) for c in pod.spec.ephemeral_containers] or None,
-        "conditions": _stamped(pod, facts, found, now=now),
+        "conditions": [{**one, "observedGeneration": generation, "lastTransitionTime": changed_at} for one in found],
     }
 
 
@@ -109,11 +115,6 @@ def _generation(pod: v1.Pod, facts: StatusInputs) -> int:
     if facts.is_changing:
         return pod.status.observed_generation or pod.metadata.generation - 1
     return pod.metadata.generation
-
-
-def _stamped(pod: v1.Pod, facts: StatusInputs, found: list[dict[str, Any]], *, now: datetime) -> list[dict[str, Any]]:
-    more = {"observedGeneration": _generation(pod, facts), "lastTransitionTime": stamp(now.timestamp())}
-    return [condition | more for condition in found]
 
 
 def stamp(seconds: float) -> str:
@@ -278,8 +279,7 @@ def _phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: StatusInp
 def _final_phase(pod: v1.Pod, statuses: Mapping[str, dict[str, Any]], facts: StatusInputs) -> str:
     """Return the phase of a pod that is over: Succeeded only if every container exited by itself with 0."""
     codes = [conditions.exit_code(statuses[c.name]) for c in pod.spec.containers]
-    is_cut_short = _cut_short(facts)
-    return "Failed" if is_cut_short or any(code is None or code != 0 for code in codes) else "Succeeded"
+    return "Failed" if _cut_short(facts) or any(code is None or code != 0 for code in codes) else "Succeeded"
 
 
 def _cut_short(facts: StatusInputs) -> bool:
@@ -340,7 +340,7 @@ def job_failure(facts: StatusInputs) -> tuple[str, str] | None:
     if ended:
         return ended["reason"], ended["message"] or f"{job} was ended from outside"
     if facts.report is None or not facts.report["finished_at"]:
-        said = f"; the last that it printed: {facts.output}" if facts.output else ""
+        said = f"; its last line of output: {facts.output}" if facts.output else ""
         return LOST, f"{job} ended{how_it_ended(state)}{said}"
     return None
 

@@ -62,12 +62,7 @@ class JobPerPod:
         self._submitted: set[allocations.Allocation] = set()
 
     async def find(self, uid: str) -> allocations.Allocation | None:
-        """Return the pod's job according to its directory and Slurm, or None if it has none.
-
-        Raises:
-            errors.SlurmUnavailable: Slurm did not answer.
-            errors.Retryable: The pod's directory cannot be read.
-        """
+        """Return the pod's job according to its directory and Slurm, or None if it has none."""
         claimed, recorded = await self._claimed(uid), await self._recorded(uid)
         snapshot = self._jobs.snapshot
         if snapshot is None or not (claimed or recorded):
@@ -81,13 +76,7 @@ class JobPerPod:
         return allocations.Allocation(job_id=job_id, uid=uid)
 
     async def claimant(self, uid: str) -> allocations.Allocation | None:
-        """Return the job that the agent claimed before it ran anything; None without a readable claim.
-
-        slurmctld forgets jobs (MinJobAge); the claim stays.
-
-        Raises:
-            errors.Retryable: The claim cannot be read.
-        """
+        """Return the job whose agent claimed the pod. slurmctld forgets jobs (MinJobAge); the claim stays."""
         job_id = await self._claimed(uid)
         return allocations.Allocation(job_id=job_id, uid=uid) if job_id else None
 
@@ -109,7 +98,7 @@ class JobPerPod:
         return job_id if isinstance(job_id, str) and job_id.isdigit() else ""
 
     async def allocate(self, uid: str, *, script: str) -> allocations.Allocation:
-        """Submit the pod's job at most once; `find` handles a lost answer."""
+        """Submit the pod's job."""
         directory = self._state.pod(uid)
         began_at = self._clock.time()
         job_id = await self._slurm.submit(script, directory=Path(directory.root))
@@ -125,14 +114,10 @@ class JobPerPod:
         try:
             await asyncio.to_thread(jobdir.write_json, path, submission)
         except OSError as error:
-            LOG.warning("Cannot note a pod's job", uid=uid, job=job_id, path=path, error=str(error))
+            LOG.warning("Cannot record a pod's job", uid=uid, job=job_id, path=path, error=str(error))
 
     async def release(self, allocation: allocations.Allocation, *, only_queued: bool = False) -> None:
-        """Cancel the job, or only if it is still queued; never another job with the same id.
-
-        Raises:
-            errors.SlurmUnavailable: Not now, or Slurm does not say whose the id is.
-        """
+        """Cancel the job, or only if it is still queued; never another job with the same id."""
         if await self._has_number(allocation):
             await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
             self.hurry()
@@ -190,7 +175,7 @@ class JobPerPod:
             stop()
 
     def hurry(self, *, after_seconds: float = 0.0) -> None:
-        """Make the poller ask soon, or within this time."""
+        """Make the poller query Slurm within this time."""
         self._jobs.ask_soon(after_seconds=after_seconds)
 
     async def sweep(self, pods: strays.CurrentPods) -> None:
@@ -216,7 +201,7 @@ class JobPerPod:
         if stray.has_directory:
             self._on_change(stray.uid)  # the pod was deleted while no kubelet ran: its worker ends the job in order
             return
-        LOG.warning("Cancelling a job that is no pod's", uid=stray.uid, job=stray.job_id, why=stray.why)
+        LOG.warning("Cancelling a job that belongs to no pod", uid=stray.uid, job=stray.job_id, why=stray.why)
         try:
             await self._slurm.cancel(stray.job_id, only_pending=True)
         except errors.HpkError as error:
@@ -268,7 +253,7 @@ def chosen(jobs: Iterable[slurm_model.Job], *, uid: str, claimed: str = "", reco
     return min(mine, key=lambda job: (job.state.is_over, job.state.is_queued, job.id != recorded, -int(job.id))).id
 
 
-def write_work(directory: jobdir.PodDirectory, work: allocations.Work, script: str) -> None:
+def write_work(directory: jobdir.PodDirectory, plan: records.PodPlan, script: str) -> None:
     """Write the job's files. From then on the directory shows that a job may exist, even after a power failure.
 
     Raises:
@@ -278,6 +263,6 @@ def write_work(directory: jobdir.PodDirectory, work: allocations.Work, script: s
         jobdir.make_directory(directory.logs)
         jobdir.sync_directory(str(Path(directory.root).parent))
         jobdir.write_bytes(directory.script, script.encode(), is_durable=False)  # for people: sbatch has it on stdin
-        jobdir.write_json(directory.plan, work.plan)
+        jobdir.write_json(directory.plan, plan)
     except OSError as error:
         raise errors.Retryable(f"Cannot write the pod's directory {directory.root}: {error}") from error

@@ -1,4 +1,4 @@
-"""A pod's stay in an allocation: the one owner of which job is the pod's, from the first look until it is forgotten."""
+"""A pod's stay in an allocation, from the first look for one until the pod is forgotten (ADR 0023)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LOG = structlog.get_logger(__name__)
 
 
 class Tenancy:
-    """Which allocation holds a pod, and what is known of it.
+    """The one owner of which allocation is the pod's. Each coroutine may raise errors.SlurmUnavailable.
 
     Attributes:
         allocation: The pod's job, once it has one.
-        is_adopted: Whether that job was there before this kubelet asked for one: it may have started long ago.
-        has_looked: Whether it is known that no job but `allocation` exists.
-        was_alive: Whether the job was ever seen to hold a place, queued or running.
+        is_adopted: Whether this kubelet found that job instead of submitting it: it may have started long ago.
+        has_looked: Whether it is known that the pod has no job but `allocation`.
+        was_alive: Whether the job was ever seen queued or running.
     """
 
     def __init__(self, uid: str, used: services.Services) -> None:
@@ -38,20 +38,15 @@ class Tenancy:
         return postmortem.Inquiry(self._s.allocator, self._s.state.pod(self.uid), self._s.clock)
 
     async def find(self) -> allocations.Allocation | None:
-        """Return the allocation that holds the pod already, by its directory and by Slurm; None if there is none.
-
-        Raises:
-            errors.SlurmUnavailable: Slurm does not say.
-            errors.Retryable: The file system does not say.
-        """
+        """Return the pod's existing allocation, or None; raise errors.Retryable if its directory cannot be read."""
         return await self._s.allocator.find(self.uid)
 
     async def submit(self, script: str) -> allocations.Allocation:
-        """Ask for an allocation; from here on one may exist, whatever this raises.
+        """Ask for an allocation.
 
         Raises:
             errors.JobRefused: For good; there is no job.
-            errors.SlurmUnavailable: Not now; there may be a job all the same.
+            errors.SlurmUnavailable: Not now; there may be a job nevertheless.
         """
         self.has_looked = False
         made = await self._s.allocator.allocate(self.uid, script=script)
@@ -68,7 +63,7 @@ class Tenancy:
 
     @property
     def state(self) -> allocations.AllocationState | None:
-        """What Slurm says of the job, or, once it is over, what is known of its end; None without a job."""
+        """The job's state according to Slurm or, once it is known, to its end's evidence; None without a job."""
         if self.allocation is None:
             return None
         state = self.words.state if self.words else self._s.allocator.observe(self.allocation)
@@ -77,20 +72,20 @@ class Tenancy:
 
     @property
     def words(self) -> postmortem.LastWords | None:
-        """What is known of the job's end; None as long as that is not known."""
+        """The evidence about the job's end; None until it is known."""
         return self._inquiry.words
 
     @property
     def is_released(self) -> bool:
-        """Whether Slurm has let go of the job, or there never was one."""
+        """Whether Slurm has released the job, or there never was one."""
         return (state := self.state) is None or state.is_over
 
     def doubt(self) -> bool:
-        """Return whether Slurm names the job again that it had forgotten; what was believed of its end is dropped."""
+        """Return whether Slurm lists a job again that it had forgotten, and drop the evidence about its end."""
         return self.allocation is not None and self._inquiry.doubt(self.allocation)
 
     async def learn(self, pod: v1.Pod, newest: records.Report | None) -> records.Report | None:
-        """Ask what became of a job that is over; return the report that its agent could not leave, or None."""
+        """Ask how a job that is over ended; return the report that its agent could not leave, or None."""
         if self.allocation is None or not self.is_released:
             return None
         is_urgent = pod.metadata.deletion_timestamp is not None
@@ -98,7 +93,7 @@ class Tenancy:
         return postmortem.report(pod, words, newest, now=self._s.clock.time()) if words else None
 
     async def follow_the_claimant(self, newest: records.Report | None) -> None:
-        """Where a lost answer has led to two jobs, follow the one that runs the pod; the other leaves by itself."""
+        """If a lost answer has led to two jobs, follow the one that runs the pod; the other ends by itself."""
         mine = self.allocation
         if mine is None:
             return
@@ -113,29 +108,21 @@ class Tenancy:
         self.take(claimant, is_adopted=True)
 
     def ask_soon(self, seconds: float) -> None:
-        """Have Slurm asked for the job in this time at the latest."""
+        """Query Slurm for the job within this time."""
         self._s.allocator.hurry(after_seconds=seconds)
 
     async def release(self, *, only_queued: bool = False) -> None:
-        """Cancel the job, or only if it is queued still.
-
-        Raises:
-            errors.SlurmUnavailable: Not now.
-        """
+        """Cancel the job, or only if it is still queued."""
         if self.allocation is not None:
             await self._s.allocator.release(self.allocation, only_queued=only_queued)
 
     async def ask_to_end(self) -> None:
-        """Have the pod end within its grace, though its agent cannot be told, unless its job is over.
-
-        Raises:
-            errors.SlurmUnavailable: Not now.
-        """
+        """Make the pod end within its grace although its agent cannot be told, unless its job is over."""
         if self.allocation is not None and not self.is_released:
             await self._s.allocator.ask_to_end(self.allocation)
 
     def forget(self) -> None:
-        """Follow the job no more; who waits for its place may have it, unless that was another's already."""
+        """Stop following the job, and let the gate wake a pod in its place if the job was ever alive or ours."""
         if self.allocation is None:
             return
         self._s.allocator.forget(self.allocation)

@@ -1,4 +1,4 @@
-"""A pod's end within its grace (ADR 0013): its agent is asked, by the link or in its directory; then its job goes."""
+"""A pod's termination (ADR 0013): the agent is asked, by the link or a file; after the grace the job is cancelled."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 UNHEARD_SECONDS = 60.0
-"""What an agent off the line may take beyond the grace: it may take half a minute to notice that, and the wish that is
-left for it in the pod's directory passes through the caches of a shared file system."""
+"""What an agent that is not connected may take beyond the grace: it may need half a minute to notice, and its wish file
+passes through the caches of a shared file system."""
 OFF_LINE_LOOK_SECONDS = 3.0
-"""How often the report of an agent off the line that should be ending is read, or one that takes nothing asked."""
+"""How often the pod is checked whose agent should be ending it, and is not connected or accepts no messages."""
 
 
 class Termination:
-    """Ends one pod; remembers what its agent was asked for.
+    """The termination of one pod, which remembers what its agent was asked for.
 
     Attributes:
         cancel_at: When the job is cancelled (`Clock.monotonic`); None before the agent was asked.
-        has_overrun: Whether the pod was not over by then in the last round.
+        has_overrun: Whether the last round found the pod not over at that time.
     """
 
     def __init__(self, uid: str, used: services.Services, stay: tenancy.Tenancy) -> None:
         self._uid, self._s, self._tenancy = uid, used, stay
         self.cancel_at: float | None = None
         self.has_overrun = False
-        self._asked: float | None = None  # the grace that the agent was last asked for
-        self._wished: float | None = None  # the grace of the last wish that was left for an agent off the line
+        self._asked: float | None = None  # the grace in the last message to the agent
+        self._wished: float | None = None  # the grace in the last wish file
 
     async def advance(self, grace: float, reason: str) -> float:
-        """See that the pod ends within the grace; return the seconds until the next look.
+        """Make the pod end within the grace; return the seconds until the next check.
 
-        The agent is asked again only for a shorter grace.  If it is off the line, the wish is left in the pod's
-        directory: to cancel the job at once would cut the grace to Slurm's KillWait.
+        The agent is asked again only for a shorter grace. If it is not connected, it is asked by a file in the pod's
+        directory: cancelling the job at once would cut the grace to Slurm's KillWait.
 
         Raises:
-            errors.SlurmUnavailable: Slurm is away.
+            errors.SlurmUnavailable: Slurm does not answer.
         """
         self.has_overrun = False
         if self._s.agents.is_connected(self._uid):
@@ -66,7 +66,7 @@ class Termination:
         return self._s.clock.monotonic()
 
     def _ask(self, grace: float, reason: str) -> bool:
-        """Ask the agent by the link; return whether it takes what it is sent."""
+        """Ask the agent by the link; return whether it accepts messages."""
         if self._asked is not None and grace >= self._asked:
             return True
         is_heard = self._s.agents.terminate(self._uid, grace_seconds=grace, reason=reason)
@@ -77,22 +77,22 @@ class Termination:
         return is_heard
 
     async def _wish(self, grace: float, reason: str) -> None:
-        """Leave the wish where an agent off the line looks; a job without an agent yet is cancelled at once."""
-        self._asked = None  # whether it has heard that nobody knows: a connection breaks some time before it ends
+        """Ask an agent that is not connected by a file; cancel a queued job, which has no agent, at once."""
+        self._asked = None  # the message may be lost: a connection breaks some time before it is seen to end
         if self._wished is not None and grace >= self._wished:
             return
         began_at = self._now()
-        await self._leave(grace, reason)  # first, as Slurm may be away
+        await self._leave(grace, reason)  # before Slurm is asked, which may not answer
         await self._tenancy.release(only_queued=True)
         self._wished = grace
         is_forced = grace <= life.FORCED_GRACE_SECONDS
         self.cancel_at = began_at + (0.0 if is_forced else grace + UNHEARD_SECONDS)
 
     async def _leave(self, grace: float, reason: str) -> None:
-        """Write the wish to end the pod into its directory; on a full disk, signal its job."""
+        """Write the wish file; if the disk is full, signal the job."""
         wish: records.Wish = {"grace_seconds": grace, "reason": reason, "message": ""}
         try:
             await asyncio.to_thread(jobdir.write_json, self._s.state.pod(self._uid).wish, wish)
         except OSError as error:
-            LOG.warning("Cannot leave the wish to end a pod in its directory", uid=self._uid, error=str(error))
+            LOG.warning("Cannot write the file that asks a pod's agent to end it", uid=self._uid, error=str(error))
             await self._tenancy.ask_to_end()

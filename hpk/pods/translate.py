@@ -1,4 +1,4 @@
-"""The translation of an admitted pod and its ingredients into the plans for the agent and for sbatch; pure."""
+"""The translation of an admitted pod and its ingredients into the agent's plan and sbatch's options; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from hpk import errors, jobdir
 from hpk.kube import quantity, v1
-from hpk.pods import admit, allocations, disk, environment, resources, warning
+from hpk.pods import admit, disk, environment, resources, warning
 from hpk.slurm import flags
 from hpk.volumes import plan as volume_plan
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hpk import records
     from hpk.images import image as images
     from hpk.kube import handlers
-    from hpk.network import sandbox
     from hpk.slurm import model as slurm_model
     from hpk.volumes import sources
 
@@ -79,7 +78,7 @@ class Ingredients(Fetched):
 
 
 class ContainerConfigError(errors.HpkError):
-    """A container cannot be configured yet, or at all; the text is the kubelet's."""
+    """A container cannot be configured (see `environment.InvalidConfig`); ``container`` is its name."""
 
     def __init__(self, message: str, *, container: str) -> None:
         super().__init__(message)
@@ -138,12 +137,17 @@ def container_plan(
         ContainerConfigError: It lacks a ConfigMap or Secret, or would run as root against its will.
         errors.PodRefused: It refers to a field of the pod that does not exist.
     """
-    image = found.images[container.name]
     try:
-        env, argv = _process(pod, container, image, site=site, cluster=cluster, found=found)
-    except environment.ConfigMissing as error:
+        return _container_plan(pod, container, site=site, cluster=cluster, found=found)
+    except environment.InvalidConfig as error:
         raise ContainerConfigError(str(error), container=container.name) from error
-    context = container.security_context
+
+
+def _container_plan(
+    pod: v1.Pod, container: v1.Container, *, site: Site, cluster: admit.Cluster, found: Fetched
+) -> records.ContainerPlan:
+    image, context = found.images[container.name], container.security_context
+    env, argv = _process(pod, container, image, site=site, cluster=cluster, found=found)
     plan: records.ContainerPlan = {
         "name": container.name,
         "kind": _kind(pod, container),
@@ -260,15 +264,12 @@ def _check_not_root(pod: v1.Pod, container: v1.Container, *, uid: int | None, na
     who = f'(pod: "{pod.metadata.name}_{pod.metadata.namespace}({pod.metadata.uid})", container: {container.name})'
     user = name.partition(":")[0]
     if uid == 0:
-        raise ContainerConfigError(f"container's runAsUser breaks non-root policy {who}", container=container.name)
+        raise environment.InvalidConfig(f"container's runAsUser breaks non-root policy {who}")
     if uid is None and user in {"", "0", "root"}:
-        raise ContainerConfigError(
-            f"container has runAsNonRoot and image will run as root {who}", container=container.name
-        )
+        raise environment.InvalidConfig(f"container has runAsNonRoot and image will run as root {who}")
     if uid is None and not user.isdigit():
-        raise ContainerConfigError(
-            f"container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root {who}",
-            container=container.name,
+        raise environment.InvalidConfig(
+            f"container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root {who}"
         )
 
 
@@ -277,10 +278,9 @@ def _mount(mount: v1.VolumeMount, env: Mapping[str, str], container: str) -> rec
     if mount.sub_path_expr:
         sub_path = environment.expand(mount.sub_path_expr, env)
         if "$(" in sub_path or sub_path.startswith("/") or "`" in sub_path or ".." in sub_path.split("/"):
-            raise ContainerConfigError(
+            raise environment.InvalidConfig(
                 f'failed to prepare subPath for volumeMount "{mount.name}" of container "{container}": '
-                f"'{mount.sub_path_expr}' does not expand to a relative path",
-                container=container,
+                f"'{mount.sub_path_expr}' does not expand to a relative path"
             )
     return {"volume": mount.name, "path": mount.mount_path, "sub_path": sub_path, "read_only": mount.read_only}
 
@@ -338,24 +338,3 @@ def directives(
     # The pod's directory is the third way to find a job's pod, and no flag can change it.
     options |= {"chdir": str(directory), "output": str(directory / "job.out"), "error": str(directory / "job.out")}
     return {**options, "no-requeue": None, "open-mode": "append"}
-
-
-def job_plan(
-    admitted: admit.Admitted,
-    *,
-    site: Site,
-    directory: Path,
-    commands: sandbox.Commands,
-    capacity: slurm_model.ClusterCapacity | None = None,
-) -> allocations.JobPlan:
-    """Return the plan that ``script.sh`` is rendered from."""
-    return allocations.JobPlan(
-        directives=directives(admitted, directory=directory, capacity=capacity),
-        prelude=site.prelude,
-        directory=directory,
-        sandbox=commands.start,
-        scratch=commands.scratch,
-        cleanup=commands.clean,
-        warmth=commands.warmth,
-        signals=warning.early(admitted.pod, admitted.options, capacity).signals,
-    )

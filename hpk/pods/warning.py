@@ -102,9 +102,8 @@ def _of_partitions(options: Mapping[str, str | None], capacity: slurm_model.Clus
     """Return the limit of a job that names none; of several partitions any may run it."""
     if capacity is None:
         return None
-    names = flags.partitions(options) or [capacity.default_partition or ""]
-    known = [capacity.partitions[name] for name in names if name in capacity.partitions]
-    limits = [one.max_seconds if one.default_seconds is None else one.default_seconds for one in known]
+    known = capacity.candidates(flags.partitions(options)).values()
+    limits = [one.max_seconds if one.default_seconds is None else one.default_seconds for one in known if one]
     return min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -12,36 +12,73 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from hpk import aiotasks
 from hpk.kube import informer
-from hpk.pods import events, occupants, queue, status, worker
+from hpk.pods import events, queue, status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
     from hpk import jobdir
     from hpk.kube import client
-    from hpk.pods import services
+    from hpk.pods import occupants, report, worker
 
 LOG = structlog.get_logger(__name__)
 
 
 class Pods:
-    """The kubelet's pods; `run` handles them until cancelled."""
+    """The kubelet's pods, which `run` handles until cancelled; a `hpk.node.podsource.PodSource` for its API.
 
-    def __init__(self, kube: client.Kube, *, node: str) -> None:
+    Args:
+        make_worker: Returns the worker of a pod; called when its first round begins.
+    """
+
+    def __init__(
+        self,
+        kube: client.Kube,
+        *,
+        node: str,
+        state: jobdir.StateDirectory,
+        occupants: occupants.Occupants,
+        recorder: events.EventRecorder,
+        reporter: report.Reporter,
+        make_worker: Callable[[str], worker.Worker],
+    ) -> None:
+        self._state, self._occupants, self._recorder, self._reporter = state, occupants, recorder, reporter
+        self._make_worker = make_worker
         self.queue = queue.Queue(self._round, on_failure=self._failed)
-        self.occupants = occupants.Occupants()
         query = {"fieldSelector": f"spec.nodeName={node}"}
         self.informer = informer.Informer(kube, "/api/v1/pods", query=query, on_change=self._changed)
         self._workers: dict[str, worker.Worker] = {}
         self._listeners: dict[str, set[asyncio.Event]] = {}
-        self._services: services.Services | None = None
-        self._group: asyncio.TaskGroup | None = None
+        self._beside: set[asyncio.Task[None]] = set()
+
+    def find(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Return the pod of this name with its newest written status, or None."""
+        raw = self.informer.named(namespace, name)
+        return None if raw is None else self._newest(raw)
+
+    def pods(self) -> Iterable[dict[str, Any]]:
+        """Return all pods of the node, as `find` does."""
+        return [self._newest(raw) for raw in self.informer.objects.values()]
+
+    def _newest(self, raw: dict[str, Any]) -> dict[str, Any]:
+        current = self._reporter.current(raw)
+        return raw if current is raw else {**raw, "status": current["status"]}
+
+    async def wait_for_change(self, uid: str) -> None:
+        """Wait for the next change of the pod; return at once if it is gone."""
+        changed, stop = self.listen(uid)
+        try:
+            if uid in self.informer.objects:
+                await changed.wait()
+        finally:
+            stop()
 
     def has_living(self, uid: str) -> bool:
         """Return whether a pod with this UID exists and has not ended."""
         raw = self.informer.objects.get(uid)
-        return raw is not None and raw.get("status", {}).get("phase") not in status.TERMINAL
+        return raw is not None and not status.is_terminal(raw)
 
     def mark(self, uid: str) -> None:
         """Mark a pod that may have changed."""
@@ -51,9 +88,9 @@ class Pods:
 
     def _changed(self, uid: str) -> None:
         raw = self.informer.objects.get(uid)
-        if raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL:
+        if raw is not None and status.is_terminal(raw):
             self.informer.objects[uid] = trimmed(raw)
-        self.occupants.update(uid, raw)
+        self._occupants.update(uid, raw)
         self.mark(uid)
 
     def listen(self, uid: str) -> tuple[asyncio.Event, Callable[[], None]]:
@@ -70,27 +107,23 @@ class Pods:
 
     def beside(self, uid: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Start work that a pod's rounds do not wait for; a round follows its end."""
-        assert self._group is not None  # only rounds start such work
-        guarded = self._guarded(uid, work)
-        try:
-            return self._group.create_task(guarded, name=f"beside pod {uid}")
-        except RuntimeError:  # everything is being stopped
-            guarded.close()
-            raise
+        task = asyncio.create_task(self._guarded(uid, work), name=f"beside pod {uid}")
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+        return task
 
     async def _guarded(self, uid: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await work()
         except Exception as error:  # a pod's error must not affect others
-            LOG.exception("Cannot finish what is done beside a pod's rounds", uid=uid, error=repr(error))
+            LOG.exception("Cannot finish work beside a pod's rounds", uid=uid, error=repr(error))
             self._failed(uid, error)
         finally:
             self.mark(uid)
 
     def _failed(self, uid: str, error: Exception) -> None:
-        raw = self.informer.objects.get(uid)
-        if self._services is not None and raw is not None:
-            events.tell_failure(self._services.recorder, raw, "FailedSync", error)
+        if (raw := self.informer.objects.get(uid)) is not None:
+            events.tell_failure(self._recorder, raw, "FailedSync", error)
 
     def is_known(self, uid: str) -> bool:
         """Return whether the API server has the pod, or a worker handles it."""
@@ -99,38 +132,36 @@ class Pods:
     def is_over(self, uid: str) -> bool:
         """Return whether the pod's phase is final."""
         raw = self.informer.objects.get(uid)
-        return raw is not None and raw.get("status", {}).get("phase") in status.TERMINAL
+        return raw is not None and status.is_terminal(raw)
 
-    async def run(self, used: services.Services) -> None:
-        """Work until cancelled; some of the services refer back to `mark`."""
-        async with asyncio.TaskGroup() as group:
-            self._services, self._group = used, group
-            group.create_task(self.informer.run(), name="pods informer")
-            await self.informer.synced.wait()
-            await self._mark_leftovers(used.state)
-            group.create_task(self.queue.run(), name="pods queue")
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.informer.run(), name="pods informer")
+                await self.informer.synced.wait()
+                await self._mark_leftovers()
+                group.create_task(self.queue.run(), name="pods queue")
+        finally:
+            await aiotasks.cancel(*self._beside)
 
-    async def _mark_leftovers(self, state: jobdir.StateDirectory) -> None:
+    async def _mark_leftovers(self) -> None:
         """Mark pods that have a directory but no object: they were deleted while no kubelet ran."""
         try:
-            uids = await asyncio.to_thread(os.listdir, state.pods)
+            uids = await asyncio.to_thread(os.listdir, self._state.pods)
         except FileNotFoundError:
             return
         except OSError as error:  # the next start looks again; existing pods must not wait for it
-            LOG.warning("Cannot look for what deleted pods have left", error=str(error))
+            LOG.warning("Cannot list the directories of deleted pods", error=str(error))
             return
         for uid in uids:
             self.queue.mark(uid)
 
     async def _round(self, uid: str) -> float | None:
-        assert self._services is not None  # rounds are run by `run`
-        one = self._workers.get(uid)
-        if one is None:
-            one = self._workers[uid] = worker.Worker(uid, self._services)
+        one = self._workers.get(uid) or self._workers.setdefault(uid, self._make_worker(uid))
         seconds = await one.sync()
         if one.is_done:
-            self._services.gate.forget(uid)
-            self._workers.pop(uid, None)
+            del self._workers[uid]
             self.queue.forget(uid)
             return None
         return seconds

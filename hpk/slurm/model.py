@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 class JobState(enum.Enum):
@@ -171,3 +171,7 @@ class ClusterCapacity:
     def default_partition(self) -> str | None:
         """The partition of jobs that name none, if the site has one."""
         return next((name for name, partition in self.partitions.items() if partition.is_default), None)
+
+    def candidates(self, named: Iterable[str]) -> dict[str, Partition | None]:
+        """Return the partitions in which a job may run: those that it names, else the default; None for an unknown."""
+        return {name: self.partitions.get(name) for name in list(named) or [self.default_partition or ""]}

@@ -7,6 +7,7 @@ little, so a first 403 is retried.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from hpk.kube import client, v1
 from hpk.volumes import bundles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
 SECONDS_TRIES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses between attempts of a read that the node authorizer does not allow yet."""
@@ -144,16 +145,19 @@ class SharedConfigMaps:
 
 async def _read(kube: client.Kube, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
     path = client.core_path(kind, namespace, name)
-    for pause in (*SECONDS_TRIES, None):
-        try:
-            return await kube.get(path)
-        except errors.NotFound:
-            return None
-        except errors.Rejected:
-            if pause is None:
-                raise
-            await asyncio.sleep(pause)
-    return None
+    try:
+        return await _as_node(lambda: kube.get(path))
+    except errors.NotFound:
+        return None
+
+
+async def _as_node(ask: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """Return the answer to a request that the node authorizer may not allow yet."""
+    for pause in SECONDS_TRIES:
+        with contextlib.suppress(errors.Rejected):
+            return await ask()
+        await asyncio.sleep(pause)
+    return await ask()
 
 
 async def token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> IssuedToken:
@@ -161,24 +165,15 @@ async def token(kube: client.Kube, pod: v1.Pod, key: TokenKey) -> IssuedToken:
 
     Raises:
         errors.ApiUnavailable: The API server does not respond.
-        errors.Rejected: The request was refused for good: the pod or its service account is gone.
-        errors.NotFound: The same.
+        errors.Rejected, errors.NotFound: The pod or its service account is gone.
     """
     audience, seconds = key
     reference = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
     spec = {"audiences": [audience] if audience else [], "expirationSeconds": seconds, "boundObjectRef": reference}
     path = client.core_path("serviceaccounts", pod.metadata.namespace, pod.spec.service_account_name) + "/token"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-    for pause in (*SECONDS_TRIES, None):
-        try:
-            status = (await kube.create(path, body))["status"]
-        except errors.Rejected:
-            if pause is None:
-                raise
-            await asyncio.sleep(pause)
-        else:
-            return IssuedToken(str(status["token"]), _renew_at(status, now=time.time(), seconds=seconds))
-    raise AssertionError("unreachable")
+    status = (await _as_node(lambda: kube.create(path, body)))["status"]
+    return IssuedToken(str(status["token"]), _renew_at(status, now=time.time(), seconds=seconds))
 
 
 def _renew_at(status: dict[str, Any], *, now: float, seconds: float) -> float:

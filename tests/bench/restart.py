@@ -107,7 +107,7 @@ class World(path.World):
         jobdir.write_json(str(self._home / "endpoint.json"), {"host": "127.0.0.1", "port": port})
         try:
             async with asyncio.TaskGroup() as group:
-                for service in (functools.partial(self.pods.run, self.used), self.poller.run, self.recorder.run):
+                for service in (self.pods.run, self.poller.run, self.recorder.run):
                     group.create_task(service())
         finally:
             await self.link.stop()

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any, Self
 from hpk import errors, jobdir
 from hpk.aio import backoff
 from hpk.kube import v1
-from hpk.pods import admit, agents, allocations, correlate, events, gate, prepare, report, services, watch
+from hpk.pods import (
+    admit,
+    agents,
+    allocations,
+    correlate,
+    events,
+    gate,
+    occupants,
+    prepare,
+    report,
+    services,
+    watch,
+    worker,
+)
 from tests import virtual, waiting
 from tests.fakes import kube
 
@@ -149,9 +162,9 @@ class FakePreparer:
         self.most_at_once = max(self.most_at_once, self._at_once)
         await asyncio.sleep(0)
         self._at_once -= 1
-        plan: Any = {"containers": [], "uid": pod.metadata.uid, "volumes": self.volumes}
-        images = {c.name: (c.image, "") for c in pod.all_containers}
-        return prepare.Ready(work=allocations.Work(plan=plan, job=None), script="#!/bin/sh\n", images=images)  # type: ignore[arg-type]
+        containers = [{"name": c.name, "image": c.image, "image_id": ""} for c in pod.all_containers]
+        plan: Any = {"containers": containers, "uid": pod.metadata.uid, "volumes": self.volumes}
+        return prepare.Ready(plan=plan, script="#!/bin/sh\n")
 
     async def prepare_ephemeral(self, _pod: Any, container: Any, **_: Any) -> Any:
         self.asked_for.append(container.name)
@@ -211,7 +224,17 @@ class World:
     def start(self) -> None:
         """A new kubelet over the same world."""
         api: Any = self.api
-        self.pods = watch.Pods(api, node="hpk")
+        reporter = report.Reporter(api)
+        self.recorder = events.EventRecorder(api, component="kubelet", host="hpk")
+        self.pods = watch.Pods(
+            api,
+            node="hpk",
+            state=self.state,
+            occupants=occupants.Occupants(),
+            recorder=self.recorder,
+            reporter=reporter,
+            make_worker=lambda uid: worker.Worker(uid, self.used),
+        )
         self.clock = virtual.running()
         self.agents = agents.Agents(self.state, on_change=self.pods.mark, clock=self.clock)
         self.agents.line = self.line
@@ -219,7 +242,6 @@ class World:
         self.gate = gate.Gate(
             on_open=self.pods.mark, pauses=dict.fromkeys(gate.PAUSES, QUICK), clock=self.clock.monotonic
         )
-        self.recorder = events.EventRecorder(api, component="kubelet", host="hpk")
         preparer: Any = self.preparer
         self.used = services.Services(
             find=self.pods.informer.objects.get,
@@ -229,7 +251,7 @@ class World:
             preparer=preparer,
             allocator=self.allocator,
             agents=self.agents,
-            reporter=report.Reporter(api),
+            reporter=reporter,
             recorder=self.recorder,
             state=self.state,
             preparations=asyncio.Semaphore(4),
@@ -239,7 +261,7 @@ class World:
         )
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.pods.run(self.used))
+        self._task = asyncio.create_task(self.pods.run())
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from decimal import Decimal
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hpk import cluster, errors
 from hpk.node import host, nodestatus
 from hpk.slurm import model
+from tests import background, waiting
+
+if TYPE_CHECKING:
+    import pytest
 
 FACTS = nodestatus.NodeFacts(
     name="hpk",
@@ -31,9 +36,10 @@ class FakeSlurm:
             cpus=8, memory_bytes=1 << 30, gres={}, nodes={}, partitions={"a": partition("a")}
         )
         self.error: Exception | None = None
-        self.detailed = 0
+        self.detailed = self.asked = 0
 
     async def capacity(self) -> model.ClusterCapacity:
+        self.asked += 1
         if self.error:
             raise self.error
         return self.answer
@@ -58,9 +64,9 @@ def partition(name: str) -> model.Partition:
     )
 
 
-def make(slurm: FakeSlurm) -> cluster.ClusterMonitor:
+def make(slurm: FakeSlurm, **more: Any) -> cluster.ClusterMonitor:
     """The cluster over what Slurm says."""
-    return cluster.ClusterMonitor(cast("Any", slurm), FACTS)
+    return cluster.ClusterMonitor(cast("Any", slurm), FACTS, **more)
 
 
 async def test_silence_takes_nothing_back() -> None:
@@ -107,8 +113,7 @@ async def test_slurms_own_patience_is_taken_where_it_says() -> None:
 
 async def test_what_others_have_set_on_the_node_is_taken_from_the_api_server() -> None:
     """Labels, taints, the cordon and resources; our own labels are there before the node is."""
-    made = make(FakeSlurm())
-    assert made.for_binder() is None
+    assert make(FakeSlurm()).for_binder() is None
     raw = {
         "metadata": {"name": "hpk", "labels": {"disk": "ssd"}},
         "spec": {"unschedulable": True, "taints": [{"key": "k", "effect": "NoSchedule"}]},
@@ -118,8 +123,7 @@ async def test_what_others_have_set_on_the_node_is_taken_from_the_api_server() -
             "conditions": [{"type": "Ready", "status": "False", "reason": "SlurmUnavailable", "message": "away."}],
         },
     }
-    made.node_object = lambda: raw
-    found = made.for_binder()
+    found = make(FakeSlurm(), node_object=lambda: raw).for_binder()
     assert found is not None
     assert (found.labels["disk"], found.labels["kubernetes.io/os"]) == ("ssd", "linux")
     assert (found.is_unschedulable, [taint.key for taint in found.taints]) == (True, ["k"])
@@ -127,14 +131,15 @@ async def test_what_others_have_set_on_the_node_is_taken_from_the_api_server() -
     assert found.extended == {"example.com/fpga": Decimal(2)}
 
 
-async def test_who_waits_for_slurm_to_have_more_hears_of_it() -> None:
+async def test_who_waits_for_slurm_to_have_more_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only when its answer is another."""
-    slurm, heard = FakeSlurm(), list[int]()
+    slurm, heard = FakeSlurm(), list[str]()
     made = make(slurm)
-    made.on_change = lambda: heard.append(1)
-    await made.refresh()
-    await made.refresh()
-    assert len(heard) == 1
-    slurm.answer = dataclasses.replace(slurm.answer, cpus=16)
-    await made.refresh()
-    assert len(heard) == 2
+    assert (await made.refresh(), await made.refresh()) == (True, False)
+    monkeypatch.setattr(cluster, "CAPACITY_SECONDS", 0.0)
+    running = asyncio.create_task(made.run(lambda: heard.append("changed")))
+    for cpus in (16, 16, 24):
+        slurm.answer, before = dataclasses.replace(slurm.answer, cpus=cpus), slurm.asked
+        await waiting.until(lambda before=before: slurm.asked > before + 1)  # type: ignore[misc]
+    await background.end(running)
+    assert heard == ["changed", "changed"]

@@ -37,9 +37,8 @@ class World:
         recorder.tell = lambda _pod, _kind, reason, *_, **__: self.told.append(reason)  # type: ignore[method-assign]
         self.cluster: admit.Cluster | None = CLUSTER
         self.others = occupants.Occupants()
-        self.binder = bind.Binder(
-            client, node="hpk", recorder=recorder, cluster=lambda: self.cluster, others=self.others
-        )
+        around = schedule.Surroundings(others=self.others)
+        self.binder = bind.Binder(client, node="hpk", recorder=recorder, cluster=lambda: self.cluster, around=around)
 
     def create(self, name: str, **spec: Any) -> None:
         """A pod that waits; its binding answers as the API server does."""

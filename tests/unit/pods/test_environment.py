@@ -102,7 +102,7 @@ def test_secret_bytes_that_are_not_utf8_survive() -> None:
 def test_what_is_missing_is_named(source: dict[str, Any], words: str) -> None:
     """A reference that leads nowhere says which, in the kubelet's words."""
     found = sources.Sources(config_maps={"here": {"data": {}}})
-    with pytest.raises(environment.ConfigMissing, match=words):
+    with pytest.raises(environment.InvalidConfig, match=words):
         resolve({"env": [{"name": "X", "valueFrom": source}]}, found=found)
 
 
@@ -168,7 +168,7 @@ def test_the_images_own_words_are_not_expanded() -> None:
 
 def test_nothing_to_run_is_an_error() -> None:
     """A container without any command says so instead of running a shell."""
-    with pytest.raises(environment.ConfigMissing, match="no command"):
+    with pytest.raises(environment.InvalidConfig, match="no command"):
         environment.argv(pod({}).spec.containers[0], entrypoint=(), command=(), known={})
 
 

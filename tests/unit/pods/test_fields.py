@@ -50,6 +50,31 @@ def test_every_set_field_that_is_not_done_is_named(raw: dict[str, Any], paths: l
     assert [sentence.partition(" is not supported")[0] for sentence in found] == paths
 
 
+@pytest.mark.parametrize(
+    ("raw", "name", "why"),
+    [
+        (
+            spec(securityContext={"fsGroup": 5, "fsGroupChangePolicy": "OnRootMismatch"}),
+            "PodSecurityContext.fsGroupChangePolicy",
+            "fsGroup changes no hostPath",
+        ),
+        (
+            {"containers": [{"name": "c", "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}]},
+            "Container.resizePolicy",
+            "pods cannot be resized",
+        ),
+    ],
+)
+def test_a_policy_for_what_never_happens_is_accepted_for_a_listed_reason(
+    raw: dict[str, Any], name: str, why: str
+) -> None:
+    """No volume is there before its pod (the agent's test_volumes), and a resize is refused (test_review)."""
+    assert fields.unsupported(raw) == []
+    row = next(row for row in fields.table() if row.name == name)
+    assert row.standing == "without meaning"
+    assert why in row.reason
+
+
 @pytest.mark.parametrize("empty", [None, False, 0, "", [], {}])
 def test_an_unknown_field_that_asks_for_nothing_is_not_named(empty: Any) -> None:
     """The API server fills in such defaults itself."""

@@ -66,13 +66,6 @@ class FakeRecorder:
         self.told.append((reason, message))
 
 
-class FakeCertificates:
-    """Issues nothing of value."""
-
-    def for_agent(self, uid: str) -> Any:
-        return {"ca": "", "certificate": uid, "key": ""}
-
-
 class World:
     """A preparer with everything around it in memory."""
 
@@ -89,7 +82,7 @@ class World:
         fakes: dict[str, Any] = {"kube": self.api, "store": self.store, "recorder": self.recorder}
         self.preparer = prepare.Preparer(
             **fakes,
-            certificates=FakeCertificates(),
+            credentials=lambda uid: {"ca": "", "certificate": uid, "key": ""},
             services=list,
             site=site,
             launcher=sandbox.Launcher(settings),
@@ -127,19 +120,20 @@ async def test_agent_and_slurm_hear_the_same_of_a_limit_that_the_partition_sets(
     row = ("c1", "main", "main*", "up", "infinite", "0:01:00", "idle", "8", "16000", "(null)", "(null)")
     capacity = parse.capacity(parse.UNIT.join(row) + parse.RECORD + "\n")
     ready = await world.once(cluster=dataclasses.replace(CLUSTER, capacity=capacity))
-    assert ready.work.plan["warning"]["not_before"] == 30.0
+    assert ready.plan["warning"]["not_before"] == 30.0
     assert "--signal=B:50@20" in ready.script
     ready = await world.once()
-    assert "not_before" not in ready.work.plan["warning"]
+    assert "not_before" not in ready.plan["warning"]
     assert "--signal=B:50@45" in ready.script
 
 
 async def test_a_pod_with_all_that_it_needs_is_ready(world: World) -> None:
     """Plan, script and the images' names; the certificate is the pod's own."""
     ready = await world.once()
-    assert ready.images == {"c": ("reg/a:1", "id of reg/a:1")}
-    assert ready.work.plan["containers"][0]["argv"] == ["run"]
-    assert ready.work.plan["link"]["certificate"] == "u"
+    container = ready.plan["containers"][0]
+    assert (container["image"], container["image_id"]) == ("reg/a:1", "id of reg/a:1")
+    assert container["argv"] == ["run"]
+    assert ready.plan["link"]["certificate"] == "u"
     assert ready.script.startswith("#!/bin/bash\n#SBATCH ")
     assert [pod.name for pod in world.store.pods] == ["u"]
     await world.preparer.forget("u")
@@ -233,7 +227,7 @@ async def test_a_missing_config_map_is_a_config_error_of_its_container(world: Wo
     assert error.waiting == {"c": ("CreateContainerConfigError", 'configmap "settings" not found')}
     world.api.put(f"{NAMESPACE}/configmaps/settings", {"metadata": {"name": "settings"}, "data": {"A": "1"}})
     ready = await world.once(container)
-    assert ["A", "1"] in ready.work.plan["containers"][0]["env"]
+    assert ["A", "1"] in ready.plan["containers"][0]["env"]
 
 
 async def test_a_missing_volume_source_is_a_failed_mount(world: World) -> None:

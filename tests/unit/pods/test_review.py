@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpk import errors
-from hpk.pods import admit, gate, occupants, review
+from hpk.pods import admit, gate, occupants, review, schedule
 from hpk.slurm import model, parse
 from tests.fakes import slurm
 
@@ -37,10 +37,15 @@ def raw(flags: str = "", *, owned: bool = False, requests: dict[str, Any] | None
     return {"metadata": meta, "spec": {"containers": [container], **spec}}
 
 
-def reviews(cluster: admit.Cluster = CLUSTER) -> review.Reviews:
+def nothing() -> schedule.Surroundings:
+    """An empty node."""
+    return schedule.Surroundings(others=occupants.Occupants())
+
+
+def reviews(cluster: admit.Cluster = CLUSTER, around: schedule.Surroundings | None = None) -> review.Reviews:
     """Over this cluster."""
     shut = gate.Gate(on_open=lambda _uid: None)
-    return review.Reviews(cluster=lambda: cluster, gate=shut, others=occupants.Occupants())
+    return review.Reviews(cluster=lambda: cluster, gate=shut, around=around or nothing())
 
 
 @pytest.mark.parametrize(
@@ -187,7 +192,7 @@ def test_a_partition_of_another_architecture_is_refused_with_both_names(
 async def test_what_sbatch_told_one_pod_the_controllers_next_ones_hear_at_once() -> None:
     """The same text, so that the controller backs off."""
     shut = gate.Gate(on_open=lambda _uid: None)
-    reviewer = review.Reviews(cluster=lambda: CLUSTER, gate=shut)
+    reviewer = review.Reviews(cluster=lambda: CLUSTER, gate=shut, around=nothing())
     asked = admit.admit(raw("--account=no", owned=True), cluster=CLUSTER)
     with pytest.raises(errors.JobRefused):
         async with shut.turn("u", asked.lanes):
@@ -298,9 +303,10 @@ def test_affinity_to_pods_of_other_namespaces_is_judged_by_these_namespaces_labe
     term = {"topologyKey": "host", "labelSelector": {"matchLabels": {"app": "x"}}}
     term["namespaceSelector"] = {"matchLabels": {"team": "a"}}
     pod = raw(affinity={"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}})
-    made = reviews(dataclasses.replace(CLUSTER, labels={"host": "hpk"}))
-    assert made._others is not None
-    made._others.update("a", there)
+    labels: dict[str, dict[str, str]] = {}
+    around = schedule.Surroundings(others=occupants.Occupants(), namespaces=lambda: labels)
+    around.others.update("a", there)
+    made = reviews(dataclasses.replace(CLUSTER, labels={"host": "hpk"}), around)
     assert "didn't match pod affinity rules" in made.review("Pod", pod)[1][0]
-    made.namespaces = lambda: {"other": {"team": "a"}}
+    labels["other"] = {"team": "a"}
     assert made.review("Pod", pod) == (None, [])

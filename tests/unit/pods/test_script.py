@@ -33,18 +33,6 @@ COMMANDS = sandbox.Commands(
 )
 
 
-def site(**changes: Any) -> translate.Site:
-    """A site."""
-    values: dict[str, Any] = {
-        "cluster_domain": "cluster.local",
-        "api_host": "10.0.0.1",
-        "api_port": 6443,
-        "images": Path("/home/alice/.hpk/images"),
-        "prelude": "",
-    }
-    return translate.Site(**{**values, **changes})
-
-
 def admitted(one: v1.Pod, flags: dict[str, str | None] | None = None) -> admit.Admitted:
     """The pod, with the settings' flags."""
     return admit.derive(one, admit.Cluster(name="hpk", flags=flags or {}))
@@ -57,28 +45,28 @@ def pod(*containers: dict[str, Any], annotations: dict[str, str] | None = None, 
 
 
 PODS = {
-    "plain": (pod(), site()),
+    "plain": (pod(), ""),
     "requests": (
         pod(
             {"name": "a", "resources": {"requests": {"cpu": "1500m"}, "limits": {"memory": "1Gi", "nvidia.com/gpu": 2}}}
         ),
-        site(),
+        "",
     ),
     "flags": (
         pod(annotations={"slurm.hpk.io/flags": "-J 'my \"job\"' --comment='a b' -p gpu --time=1 --hold -c 4"}),
-        site(prelude="module load apptainer"),
+        "module load apptainer",
     ),
-    "signal": (pod(annotations={"slurm.hpk.io/flags": "--signal=B:USR1@600"}), site()),
+    "signal": (pod(annotations={"slurm.hpk.io/flags": "--signal=B:USR1@600"}), ""),
 }
 
 
 @pytest.mark.parametrize("name", PODS)
 def test_scripts_are_as_they_were_read_and_agreed(name: str) -> None:
     """Each kind of pod has its golden script; a change of one is seen in review."""
-    one, where = PODS[name]
+    one, prelude = PODS[name]
     flags: dict[str, str | None] = {"account": "physics", "partition": "cpu"} if name == "flags" else {}
-    plan = translate.job_plan(admitted(one, flags), site=where, directory=DIRECTORY, commands=COMMANDS)
-    assert script.render(plan) == (GOLDEN / f"{name}.sh").read_text()
+    text = script.render(admitted(one, flags), prelude=prelude, directory=DIRECTORY, commands=COMMANDS)
+    assert text == (GOLDEN / f"{name}.sh").read_text()
 
 
 @pytest.mark.parametrize(
@@ -112,8 +100,7 @@ ENVIRONMENT = {**os.environ, "SLURMD_NODENAME": "c1", "HOSTNAME": "login1"}
 def rendered(one: v1.Pod, scratch: str, program: str) -> str:
     """The pod's script with a shell program in place of Apptainer."""
     commands = sandbox.Commands(start=["bash", "-c", program], scratch=scratch, clean=["true"])
-    plan = translate.job_plan(admitted(one), site=site(), directory=DIRECTORY, commands=commands)
-    return script.render(plan)
+    return script.render(admitted(one), prelude="", directory=DIRECTORY, commands=commands)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +118,7 @@ def test_copies_are_bound_if_they_are_of_this_image(tmp_path: Path, ages: tuple[
     print_all = ["bash", "-c", '[ $# = 0 ] || printf " <%s>" "$@" > said', "program", sandbox.WARM]
     warmth = sandbox.Warmth(stamp=str(files[0]), image=str(files[1]), options=["a b", "$c"])
     commands = sandbox.Commands(start=print_all, scratch=f"{tmp_path}/hpk-0b4e", clean=["true"], warmth=warmth)
-    text = script.render(translate.job_plan(admitted(pod()), site=site(), directory=DIRECTORY, commands=commands))
+    text = script.render(admitted(pod()), prelude="", directory=DIRECTORY, commands=commands)
     subprocess.run(["bash", "-c", text], env=ENVIRONMENT, cwd=tmp_path, check=True)
     found = tmp_path / "said"
     assert (found.read_text().strip() if found.exists() else "") == said
@@ -233,8 +220,8 @@ def test_a_warning_while_the_prelude_runs_reaches_the_agent(tmp_path: Path) -> N
     """`module load` may take longer than Slurm waits where the time limit is a minute."""
     agent = f"trap 'touch heard' {jobdir.WARNING_SIGNAL}; touch claim; until [ -e heard ]; do sleep 0.01; done; exit 7"
     commands = sandbox.Commands(start=["bash", "-c", agent], scratch=f"{tmp_path}/hpk-0b4e", clean=["true"])
-    where = site(prelude="touch up; until [ -e go ]; do sleep 0.01; done")
-    text = script.render(translate.job_plan(admitted(pod()), site=where, directory=DIRECTORY, commands=commands))
+    prelude = "touch up; until [ -e go ]; do sleep 0.01; done"
+    text = script.render(admitted(pod()), prelude=prelude, directory=DIRECTORY, commands=commands)
     argv = ["env", "--default-signal", "bash", "-c", text]
     job = subprocess.Popen(argv, env=ENVIRONMENT, start_new_session=True, cwd=tmp_path)
     try:

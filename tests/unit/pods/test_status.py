@@ -453,7 +453,7 @@ def test_a_job_without_a_record_ends_with_slurms_words(known: dict[str, Any], me
     made = status.status(pod(), facts, now=NOW)
     assert (made["phase"], made["reason"]) == ("Failed", "ContainerStatusUnknown")
     assert made["message"].startswith(message)
-    assert made["message"].endswith("; the last that it printed: last line")
+    assert made["message"].endswith("; its last line of output: last line")
 
 
 def test_a_long_message_among_short_ones_is_whole() -> None:

@@ -371,7 +371,7 @@ async def test_a_round_that_raises_is_told_on_the_pod(world: path.World) -> None
         told += world.told()
     failed = [event for event in told if event.reason == "FailedSync"]
     assert [(event.name, event.kind) for event in failed] == [("p", "Warning"), ("torn", "Warning")]
-    assert failed[0].message == "Cannot go on with the pod, will try again: ValueError: invalid literal"
+    assert failed[0].message == "Cannot proceed with the pod, will try again: ValueError: invalid literal"
     assert "$.spec.terminationGracePeriodSeconds" in failed[1].message
 
 

@@ -190,6 +190,17 @@ def test_fs_group_owns_what_is_made(tmp_path: Path) -> None:
     assert (status.st_gid, stat.S_IMODE(status.st_mode)) == (group, 0o440)
 
 
+def test_fs_group_changes_no_host_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a kubelet, so fsGroupChangePolicy has no existing files to be about (hpk/pods/fields.py)."""
+    changed: list[object] = []
+    monkeypatch.setattr(os, "chown", lambda *given: changed.append(given))
+    monkeypatch.setattr(os, "fchown", lambda *given: changed.append(given))
+    (tmp_path / "host/data").mkdir(parents=True)
+    made = make(tmp_path, {"kind": "host_path", "host_path": "/data", "host_path_type": "Directory"}, group=5)
+    assert (source(made), changed) == (tmp_path / "host/data", [])
+    made.close()
+
+
 def test_a_token_belongs_to_its_user_unless_there_is_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all users of the pod are the same, every file is theirs already."""
     owners: list[int] = []
