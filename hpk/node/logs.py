@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from hpk import aiotasks, errors, jobdir
+from hpk import aiotasks, crilog, errors, jobdir
 from hpk.aio import backoff
 from hpk.node import cri
 
@@ -55,11 +55,19 @@ class Run:
     refusal: str = ""
 
 
-def has_container(pod: Object, container: str) -> bool:
-    """Return whether the pod's spec has a container of this name, of any kind."""
-    spec = pod.get("spec") or {}
-    kinds = ("containers", "initContainers", "ephemeralContainers")
-    return any(item["name"] == container for kind in kinds for item in spec.get(kind) or [])
+def container_spec(pod: Object, container: str) -> Object | None:
+    """Return the pod's container of this name, of any kind, or None."""
+    return _named(pod.get("spec"), ("containers", "initContainers", "ephemeralContainers"), container)
+
+
+def container_status(pod: Object, container: str) -> Object | None:
+    """Return the status of the pod's container, of any kind, or None."""
+    kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+    return _named(pod.get("status"), kinds, container)
+
+
+def _named(part: Object | None, kinds: tuple[str, ...], name: str) -> Object | None:
+    return next((item for kind in kinds for item in (part or {}).get(kind) or [] if item["name"] == name), None)
 
 
 def choose(pod: Object, container: str, *, previous: bool) -> Run:
@@ -101,17 +109,6 @@ def _refuse_waiting(which: str, waiting: Object | None) -> Run:
     reason = str(waiting.get("reason", ""))
     texts = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}
     raise errors.Rejected(f"{which} is waiting to start: {texts.get(reason, reason)}")
-
-
-def container_status(pod: Object, container: str) -> Object | None:
-    """Return the status of the pod's container, of any kind, or None."""
-    status = pod.get("status") or {}
-    for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
-        for item in status.get(kind) or []:
-            if item["name"] == container:
-                found: Object = item
-                return found
-    return None
 
 
 class Follower:
@@ -304,8 +301,5 @@ def _read(path: str, offset: int, count: int) -> bytes:
 
 def _gap() -> bytes:
     """Return an entry that marks a part removed before it was read; it also ends an entry cut off there."""
-    now = datetime.now(UTC)
-    return (
-        b"\n%s stderr F [hpk: the log was rotated before all of it was read here]\n"
-        % now.strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
-    )
+    text = b"[hpk: the log was rotated before all of it was read here]\n"
+    return b"\n" + crilog.head(time.time_ns(), "stderr") + text

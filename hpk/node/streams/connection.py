@@ -28,7 +28,7 @@ class Stream:
     def __init__(self, connection: Connection, number: int, headers: Mapping[str, str]) -> None:
         self.number, self.headers = number, headers
         self.inbox = wire.Inbox(connection.carrier)
-        self.on_reset: Callable[[], None] = _nothing
+        self.on_reset: Callable[[], None] = lambda: None
         self.is_open = True
         """Whether we may still send."""
         self.is_heard = True
@@ -60,10 +60,6 @@ class Stream:
             self._connection.tidy(self)
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class Connection:
     """A SPDY connection. The client opens streams, which ``on_open`` accepts or refuses."""
 
@@ -88,7 +84,7 @@ class Connection:
             for frame in self._decoder.feed(data):
                 self._take(frame)
         except spdy.SpdyError as error:
-            LOG.warning("Hanging up on a client that does not speak SPDY", error=str(error))
+            LOG.warning("Closing the connection of a client that violates SPDY", error=str(error))
             self.leave(status=spdy.PROTOCOL_ERROR)
 
     def leave(self, *, status: int = 0) -> None:

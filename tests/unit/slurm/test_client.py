@@ -12,7 +12,7 @@ from hpk.slurm import client, model, parse, refusals, runner
 from tests.fakes import slurm as fake
 
 HOME = Path("/home/alice")
-SINFO = "c1|main|main*|up|infinite|n/a|idle|4|100|(null)|(null)".replace("|", "\x1f") + "\x1e\n"
+SINFO = "c1|main|main*|infinite|n/a|idle|4|100|(null)".replace("|", "\x1f") + "\x1e\n"
 
 
 async def test_submit_hands_the_script_over() -> None:
@@ -129,7 +129,7 @@ async def test_no_answer_is_an_error(reply: runner.CommandResult | Exception) ->
 
 async def test_an_answer_that_nobody_asked_for_is_no_empty_cluster() -> None:
     """A wrapper of the site's that prints something else says nothing of what there is; no output at all does."""
-    with pytest.raises(errors.SlurmUnavailable, match="something else than asked for: 'PARTITION AVAIL'"):
+    with pytest.raises(errors.SlurmUnavailable, match="something unexpected: 'PARTITION AVAIL'"):
         await client.Slurm(fake.Conversation(("sinfo", "PARTITION AVAIL\n"))).capacity()
     assert await client.Slurm(fake.Conversation(("squeue", ""))).jobs() == {}
 
