@@ -51,7 +51,7 @@ async def _run(start: steps.Start) -> int:
     the_pod = pod.PodRunner(context, begun=start.begun)
     handlers = signals.Handlers(loop)
     handlers.on(signal.SIGCHLD, reaper.reap)
-    signals.listen(handlers, the_pod, start.plan.get("warning"))
+    signals.listen(handlers, the_pod, start.plan.get("warning"), script_seconds=facts.script_seconds)
 
     def faulted(why: str) -> None:
         reporter.event("Warning", "AgentFault", why)

@@ -30,6 +30,8 @@ class JobFacts:
         self.host_ip = values.get("host_ip", "")
         self.gpus = values.get("gpus", "")
         self.kill_wait_seconds = float(values.get("kill_wait") or 30)
+        self.script_seconds = float(values.get("script_seconds") or 0)
+        """How long the job's script had run when it started the agent."""
 
 
 class Places:

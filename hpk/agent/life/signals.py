@@ -77,10 +77,10 @@ class Handlers:
             callback()
 
 
-def listen(handlers: Handlers, pod: SignalTarget, plan: records.Warning | None) -> None:
-    """Act on signals from now on, also on those that were blocked until now.
+def listen(handlers: Handlers, pod: SignalTarget, plan: records.Warning | None, *, script_seconds: float = 0.0) -> None:
+    """Act on signals from now on, including those that were blocked until now.
 
-    The plan is None where it is an older kubelet's.
+    The plan of an older kubelet has no warning (None). ``script_seconds`` is the age of the job.
     """
     warning: records.Warning = plan or {"end_after": 0.0, "signal": None, "signal_after": 0.0}
     forward = _Forward(handlers.loop, pod)
@@ -88,7 +88,7 @@ def listen(handlers: Handlers, pod: SignalTarget, plan: records.Warning | None) 
     handlers.on(signal.SIGINT, pod.end, "Signalled")
     if (number := warning["signal"]) is not None and number != signal.SIGTERM:
         handlers.on(number, forward.send, number)  # SIGTERM is how Slurm ends a job
-    earliest = handlers.loop.time() + warning.get("not_before", 0.0)
+    earliest = handlers.loop.time() - script_seconds + warning.get("not_before", 0.0)
     handlers.on(jobdir.WARNING_SIGNAL, _warn, handlers.loop, pod, warning, earliest)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, jobdir.WARNING_SIGNAL})
 
