@@ -58,18 +58,20 @@ class Target:
         return [(way, made[way]) for way in ways if self.job_id or way != "srun"]
 
 
-def placed(program: str, state: str) -> str:
-    """Return where all hosts see a copy of this file, made if it is not there.
+def placed(content: bytes, state: str) -> str:
+    """Return the path by which all hosts see a copy of host.pyz with this content; write it if needed.
 
-    Its name tells its content: a tunnel of another version may still need its own.  One that a crash of the file
-    server has cut short is replaced.  Raise Problem if the state directory refuses it.
+    Its name is a digest, so that tunnels of several versions have one each.  A copy that a crash of the file server has
+    truncated is replaced.  Its mtime says when a tunnel last used it: the launcher removes copies that none uses.
+
+    Raises:
+        Problem: The state directory refuses it.
     """
-    with open(program, "rb") as file:
-        content = file.read()
     directory = os.path.join(state, "lib")
     path = os.path.join(directory, "host-%s.pyz" % hashlib.sha256(content).hexdigest()[:16])
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if file.read() == content:
+            os.utime(path)
             return path
     put(path, content, "the tunnel's programs")
     return path

@@ -43,7 +43,8 @@ class Tunnel:
         self.target = dial.Target(state)
         self._state = state
         self._ways = ways
-        self._program = dial.placed(sys.argv[0], state)
+        with open(sys.argv[0], "rb") as file:
+            self._program = file.read()  # another version's launcher may remove it
         self._is_held = is_held
         self._line = None  # type: dial.RelayConnection | None
         self._carrying = None  # type: Any
@@ -73,7 +74,7 @@ class Tunnel:
     async def _dial(self) -> dial.RelayConnection:
         self.target = dial.Target(self._state)
         problems = []
-        for way, argv in self.target.commands(self._program, self._ways):
+        for way, argv in self.target.commands(dial.placed(self._program, self._state), self._ways):
             line = dial.RelayConnection(way)
             try:
                 await line.start(argv)
