@@ -1,7 +1,7 @@
 """One file with the modules that a pod's start imports, instead of some two hundred small ones.
 
 Each mount of hpk.sif begins with an empty cache, and every file that Python looks for in it costs squashfuse several
-answers.  The file is written when the image is built (`hpk.agent.pack`).  It holds byte code, which belongs to one
+answers. The file is written when the image is built (`hpk.agent.pack`). It holds byte code, which belongs to one
 version of Python and is not compared with its source: where there is none, as beside a tree that is bound over the
 image's `hpk`, modules are imported as ever.
 
@@ -32,7 +32,7 @@ LAZY = frozenset(
         "hpk.agent.serve.sessions", "hpk.link.sessions", "hpk.records",
     }
 )  # fmt: skip
-"""Modules that most short pods never use.  They are loaded when they are first looked into."""
+"""Modules that most short pods never use. They are loaded when they are first looked into."""
 
 
 def path(directory: str) -> str:

@@ -30,7 +30,7 @@ REFUSED_OPTIONS = {"sdiag": ("-r", "--reset")}
 COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "sacct", "sdiag", "scontrol", "sacctmgr")
 
 # sbatch hands its whole environment on to the job, and reads SBATCH_* as options that win over the script's
-# own.  So it gets only these.  The functions and paths of environment modules are for "module load" in a job.
+# own. So it gets only these. The functions and paths of environment modules are for "module load" in a job.
 ENVIRONMENT = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF", "LD_LIBRARY_PATH", "SHELL",
     "BASH_FUNC_module%%", "BASH_FUNC_ml%%", "BASH_FUNC__module_raw%%", "MODULEPATH", "MODULESHOME",

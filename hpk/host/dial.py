@@ -61,8 +61,8 @@ class Target:
 def placed(content: bytes, state: str) -> str:
     """Return the path by which all hosts see a copy of host.pyz with this content; write it if needed.
 
-    Its name is a digest, so that tunnels of several versions have one each.  A copy that a crash of the file server has
-    truncated is replaced.  Its mtime says when a tunnel last used it: the launcher removes copies that none uses.
+    Its name is a digest, so that tunnels of several versions have one each. A copy that a crash of the file server has
+    truncated is replaced. Its mtime says when a tunnel last used it: the launcher removes copies that none uses.
 
     Raises:
         Problem: The state directory refuses it.

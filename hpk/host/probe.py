@@ -4,7 +4,7 @@
 
 The request is a JSON object: ``apptainer``, ``sandbox`` (an argv, in which ``$HPK_SCRATCH`` stands for the scratch
 directory), ``shared`` (a directory of the shared file system), ``registries`` (a list of HOST:PORT).
-``HPK_PROBE_SCRATCH`` in the environment is the directory under which pods' scratch would be.  The answer appears whole
+``HPK_PROBE_SCRATCH`` in the environment is the directory under which pods' scratch would be. The answer appears whole
 or not at all.
 """
 

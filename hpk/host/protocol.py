@@ -1,6 +1,6 @@
 """What hosts and the container must both know: how gateway and client talk, where a tunnel is recorded.
 
-One connection carries one request and one answer, so a client that goes away ends what it asked for.  Either message
+One connection carries one request and one answer, so a client that goes away ends what it asked for. Either message
 is ``uint32 length | JSON header | payload``, big-endian:
 
     request   {"version": 1, "command": "sbatch", "arguments": [...], "stdin": bytes that follow,
@@ -9,10 +9,10 @@ is ``uint32 length | JSON header | payload``, big-endian:
 
 ``end`` is ``exited``; or ``timeout`` or ``overflow``, after which the command's whole process group was
 killed; or ``refused``, when the request was not understood and stderr says why: nothing was run; or ``failed``, when
-the gateway itself met an error, and whether the command did its work is not known.  A signalled command has a negative
-code.  Three commands are the gateway's own.  ``site``: its stdout is a JSON object, see :func:`.survey.site`.
-``tunnel OPTION...``: has :mod:`.tunnel` serve in the background; its stdout is that program's one line.  With
-``--hold`` it ends with the gateway.  ``tunnels``: a JSON list, for each that was started its exit code, or null while
+the gateway itself met an error, and whether the command did its work is not known. A signalled command has a negative
+code. Three commands are the gateway's own. ``site``: its stdout is a JSON object, see :func:`.survey.site`.
+``tunnel OPTION...``: has :mod:`.tunnel` serve in the background; its stdout is that program's one line. With
+``--hold`` it ends with the gateway. ``tunnels``: a JSON list, for each that was started its exit code, or null while
 it runs: whoever was killed outright cannot say so himself.
 """
 

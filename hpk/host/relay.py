@@ -4,9 +4,9 @@
 
 It ends with its standard input, so nothing is left in the job whatever becomes of the other end's host.
 
-The first line is a greeting; what a site's own scripts print before it is skipped.  Then both ends speak in frames,
-``uint8 kind | uint32 channel | uint32 size | payload | newline``, big-endian.  The newline is for srun, which hands
-output on by lines.  On each channel an end sends at most WINDOW bytes that the other has not passed on, so a client
+The first line is a greeting; what a site's own scripts print before it is skipped. Then both ends speak in frames,
+``uint8 kind | uint32 channel | uint32 size | payload | newline``, big-endian. The newline is for srun, which hands
+output on by lines. On each channel an end sends at most WINDOW bytes that the other has not passed on, so a client
 that does not read holds up nobody else.
 """
 

@@ -3,7 +3,7 @@
     python3 host.pyz tunnel --state DIR      listens on this host's loopback
 
 It starts the relay by srun, as a step of the control plane's job, which works wherever jobs can be started; or by
-ssh.  It prints one line of JSON when it listens: its record, or ``{"error": "..."}``.
+ssh. It prints one line of JSON when it listens: its record, or ``{"error": "..."}``.
 
 Whoever is on this host can connect to the port, as to the API server's own port elsewhere; it asks for credentials.
 """
@@ -220,7 +220,7 @@ def answer(record: "dict[str, Any]") -> None:
 def locked(path: str) -> "socket.socket":
     """Return a socket of a name that one process on this host can have: two who want a tunnel shall make one.
 
-    Not a lock of a file: shared homes often have none.  Whoever holds the name for longer than a tunnel takes to be
+    Not a lock of a file: shared homes often have none. Whoever holds the name for longer than a tunnel takes to be
     made, such as another user out of malice, is not waited for.
     """
     name = "\0hpk-tunnel-%d-%s" % (os.getuid(), hashlib.sha256(path.encode()).hexdigest()[:16])

@@ -1,6 +1,6 @@
 """Reads what a container writes, for its log and for the clients that are attached to it.
 
-The event loop reads the pipes and forms the lines.  Whoever is slow, the disk or a client, holds the container back for
+The event loop reads the pipes and forms the lines. Whoever is slow, the disk or a client, holds the container back for
 :data:`PATIENCE_SECONDS` at most.
 """
 

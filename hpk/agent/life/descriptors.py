@@ -1,7 +1,7 @@
 """Reading and writing pipes, terminals and sockets in the event loop, by their descriptors, without a thread.
 
 A descriptor is watched only while somebody waits for it: a reader that holds back, because whoever gets the data has
-no room, costs nothing meanwhile.  Descriptors must be non-blocking, and not be closed while somebody waits.
+no room, costs nothing meanwhile. Descriptors must be non-blocking, and not be closed while somebody waits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Containers' output as CRI log files: ``<RFC 3339 nanoseconds> stdout F <line>``.
 
-One thread of the pod writes them, so that a slow shared file system holds up nothing else.  A disk that refuses (full,
+One thread of the pod writes them, so that a slow shared file system holds up nothing else. A disk that refuses (full,
 gone) or hangs loses lines; an event and a line in the file say what is missing.
 """
 

@@ -1,9 +1,9 @@
 """Memory limits of containers, kept by the agent where no cgroup is to be had for each; and whom the kernel killed.
 
-Slurm's own enforcement takes the whole job, agent included, and knows the sum of all containers only.  So a container
-that holds more than its limit is killed alone.  What it holds is what the kernel would charge to a cgroup of its own
+Slurm's own enforcement takes the whole job, agent included, and knows the sum of all containers only. So a container
+that holds more than its limit is killed alone. What it holds is what the kernel would charge to a cgroup of its own
 if that could not swap: anonymous and shared memory, each page once however many processes map it, and its files in
-memory; not the page cache.  It is found in steps, each only if the one before leaves a doubt:
+memory; not the page cache. It is found in steps, each only if the one before leaves a doubt:
 
 1. The job's cgroup: if all of the pod is charged less than the limit, the container is.
 2. The resident sizes of its processes, which count a page that several share once for each, and mapped files.
@@ -181,7 +181,7 @@ class Kills:
         self._settled = self._newest = 0
 
     def look(self) -> None:
-        """Note the count; what was there at the look before is no news any more.  Call it once a minute."""
+        """Note the count; what was there at the look before is no news any more. Call it once a minute."""
         self._settled, self._newest = self._newest, self.count()
 
     def rose(self, *, since: int) -> bool:

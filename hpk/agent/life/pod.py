@@ -155,7 +155,7 @@ class PodRunner:
         return self._tasks[one]
 
     async def _guarded(self, one: container.ContainerRunner) -> bool:
-        """Let a container live; whether its last run succeeded.  A fault of ours ends it, and no other."""
+        """Let a container live; whether its last run succeeded. A fault of ours ends it, and no other."""
         try:
             return await one.live()
         except Exception as error:  # noqa: BLE001 - as it says

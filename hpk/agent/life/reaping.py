@@ -14,7 +14,7 @@ class Reaper:
     """Made inside the event loop, before anything awaits a child.
 
     A container's process becomes ours only when crun, its parent, ends, and may end itself before anybody has
-    read its id.  So statuses that nobody waits for yet are kept, with their time: a process id can come again.
+    read its id. So statuses that nobody waits for yet are kept, with their time: a process id can come again.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -100,7 +100,7 @@ class AgentReporter:
     def event(self, kind: Kind, reason: str, message: str, *, container: str = "") -> None:
         """Add an event, or raise the count of the one that says the same; have the report sent if that is worth it.
 
-        The report is a file on a shared disk: a probe that fails for hours must not write it each time.  What is not
+        The report is a file on a shared disk: a probe that fails for hours must not write it each time. What is not
         sent now goes with the next change, so whoever changes something else as well says so by `changed`.
         """
         events, message = self._report["events"], message[:LONGEST_MESSAGE]

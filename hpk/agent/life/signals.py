@@ -1,6 +1,6 @@
 """Signals to the agent: the end of the job, the early warning of its time limit, and what is meant for the containers.
 
-The job's script hands on what the pod is to have (hpk/pods/templates/job.sh.j2).  As the first process of its PID
+The job's script hands on what the pod is to have (hpk/pods/templates/job.sh.j2). As the first process of its PID
 namespace the agent hears nothing that it has no handler for, unless it is SIGKILL.
 """
 
@@ -108,7 +108,7 @@ class _Forward:
 
 
 def _warn(loop: asyncio.AbstractEventLoop, pod: SignalTarget, warning: records.Warning, earliest: float) -> None:
-    """Do what the pod wants when its job nears its time limit.  Slurm warns once: this is no echo."""
+    """Do what the pod wants when its job nears its time limit. Slurm warns once: this is no echo."""
     if warning["signal"] is not None:
         loop.call_later(warning["signal_after"], pod.signal, warning["signal"])
     if warning["end_after"] is not None:

@@ -1,7 +1,7 @@
 """What users do in the pod: exec, attach and port-forward, each served by one task that a session may cancel.
 
 Nothing is buffered here but one piece of data for each direction: who does not read holds up who writes, from a
-program in the container to the client and back.  What a session does can harm neither the agent nor the container.
+program in the container to the client and back. What a session does can harm neither the agent nor the container.
 """
 
 from __future__ import annotations
