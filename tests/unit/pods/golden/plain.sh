@@ -9,14 +9,14 @@
 #SBATCH --error=/home/alice/.hpk/pods/0b4e/job.out
 #SBATCH --no-requeue
 #SBATCH --open-mode=append
-# A pod of Kubernetes, run by HPK.  Everything about it is in spec.json in this job's working directory.
+# A Kubernetes pod, run by HPK. spec.json in this job's working directory describes it.
 echo "stages script=$EPOCHREALTIME"
 # The address from which this host sends.
 HPK_HOST_IP=$(ip -4 -o route get 192.0.2.1 2>/dev/null) HPK_HOST_IP=${HPK_HOST_IP##* src } HPK_HOST_IP=${HPK_HOST_IP%% *}
 HPK_SCRATCH="${TMPDIR:-/tmp}/hpk-0b4e"
 umask 077
-# Signals are meant for the pod (scancel(1), --batch); none may end this shell. The agent gets some, and decides when the
-# pod is over. The others are ignored, because bash's `wait` loses some of several that come at once.
+# Signals are meant for the pod (scancel(1), --batch); none may end this shell. The agent gets some, and decides when
+# the pod is over. The others are ignored, because bash's `wait` loses some of several that come at once.
 agent= ending=
 # Before the agent's claim a signal would end Apptainer, or be lost: resend it to this shell each second until then.
 pass() {
