@@ -165,7 +165,8 @@ async def _request(url: str, headers: Sequence[tuple[str, str]]) -> tuple[int, s
         raise Failed(f'Get "{url}": {error}') from error
     try:
         named = next((value for name, value in headers if name == "host"), "")
-        lines = [f"GET {_quoted(target)} HTTP/1.1", f"host: {named or parts.netloc}"]
+        escaped = urllib.parse.quote(target, safe=_PRINTABLE, errors="surrogateescape")  # it must not end the line
+        lines = [f"GET {escaped} HTTP/1.1", f"host: {named or parts.netloc}"]
         lines += [f"{name}: {value}" for name, value in headers if name != "host"]
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape"))
         return await _read_head(reader)
@@ -227,11 +228,6 @@ async def _read_line(reader: asyncio.StreamReader, most: int) -> tuple[bytes, in
             raise ValueError(f"net/http: server response headers exceeded {MOST_HEADER_BYTES} bytes; aborted")
         if part.endswith(b"\n"):
             return kept.strip(), length
-
-
-def _quoted(target: str) -> str:
-    """Return the path and query with all characters escaped that could end the request line."""
-    return urllib.parse.quote(target, safe=_PRINTABLE, errors="surrogateescape")
 
 
 def _bracketed(host: str) -> str:

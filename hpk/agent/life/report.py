@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from hpk import jobdir, records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 Kind = Literal["Normal", "Warning"]
 
@@ -178,24 +178,19 @@ class AgentReporter:
 
 
 def exit_code(reporter: AgentReporter, plan: records.PodPlan, *, is_heard: bool) -> int:
-    """Return the agent's exit code: 0 if the kubelet or the disk has the last report."""
+    """Return the agent's exit code: 0 if the kubelet or the disk has the last report.
+
+    Otherwise print the report, and return the code that tells how the pod ended.
+    """
     if is_heard or reporter.is_stored:
         return 0
-    apps = [one["name"] for one in plan["containers"] if one["kind"] == "app"]
-    return unrecorded(reporter.report, apps=apps)
-
-
-def unrecorded(report: records.Report, *, apps: Iterable[str]) -> int:
-    """Print the report, and return the exit code that tells how the pod ended, if nothing else will.
-
-    ``apps`` are the names of the containers that decide whether the pod succeeded.
-    """
+    report = reporter.report
     brief = {**report, "events": []}
     print(records.END_LINE + json.dumps(brief, separators=(",", ":")), flush=True)  # noqa: T201 - the last way out
     if report["ended"] is not None:
         return records.UNRECORDED.get(report["ended"]["reason"], records.UNRECORDED["Failed"])
-    runs = [report["containers"][name]["terminated"] for name in apps]
-    return records.UNRECORDED["Succeeded" if all(run and run["exit_code"] == 0 for run in runs) else "Failed"]
+    apps = [report["containers"][one["name"]]["terminated"] for one in plan["containers"] if one["kind"] == "app"]
+    return records.UNRECORDED["Succeeded" if all(run and run["exit_code"] == 0 for run in apps) else "Failed"]
 
 
 def _as_json(report: records.Report) -> bytes:
