@@ -60,7 +60,7 @@ class Tunnel:
             if self._line is not None:
                 return self._line
             if self._failed_at is not None and time.monotonic() - self._failed_at < PAUSE_SECONDS:
-                raise dial.Problem("no line just now")
+                raise dial.Problem("the tunnel has just failed to connect; try again in a few seconds")
             try:
                 self._line = await self._dial()
             except dial.Problem:
@@ -80,7 +80,9 @@ class Tunnel:
                 problems.append(str(problem))
             else:
                 return line
-        raise dial.Problem("; ".join(problems) or "it runs in no job, and ssh is not allowed (HPK_CONNECT)")
+        raise dial.Problem(
+            "; ".join(problems) or "the control plane runs in no job, and ssh is not allowed (HPK_CONNECT)"
+        )
 
     async def _carry(self, line: dial.RelayConnection) -> None:
         await line.link.run()
@@ -89,7 +91,7 @@ class Tunnel:
         if not self._is_held:
             self.stop.set()
         elif not self.stop.is_set():
-            say(f"the tunnel is lost{line.why()}; it is made anew when it is used")
+            say(f"the tunnel is lost{line.why()}; its next use reconnects it")
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry a client's connection; close it if that is impossible."""
@@ -116,7 +118,7 @@ class Tunnel:
                 self.stop.set()
 
     async def end(self) -> None:
-        """Hang up."""
+        """Close the connection to the relay."""
         self.stop.set()
         if self._line is not None:
             await self._line.end()

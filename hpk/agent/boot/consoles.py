@@ -53,7 +53,7 @@ class Console:
         for level, kind, data in ancillary:
             if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS) and len(data) >= _DESCRIPTOR:
                 return int.from_bytes(data[:_DESCRIPTOR], sys.byteorder)
-        raise OSError("Cannot have a terminal: crun sent none")
+        raise OSError("Cannot open a terminal: crun sent none")
 
     def close(self) -> None:
         """Remove the socket; a terminal that was taken stays open. Idempotent."""

@@ -45,7 +45,7 @@ def begin(plan: records.PodPlan, facts: sandbox.JobFacts, places: sandbox.Places
     if plan["version"] != jobdir.VERSION:
         start.failure = (
             "FailedCreatePodSandBox",
-            f"Cannot read a plan of version {plan['version']}: install this hpk.sif anew",
+            f"Cannot read a plan of version {plan['version']}: install this hpk.sif again",
         )
         return start
     try:

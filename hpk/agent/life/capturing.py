@@ -25,7 +25,7 @@ _KEPT_BYTES = 64 << 10
 class Tap:
     """A client attached to a run: gets a copy of its output from now on.
 
-    A client that does not read holds the container back, as with containerd, but not for ever: after
+    A client that does not read holds the container back, as with containerd, but not forever: after
     :data:`PATIENCE_SECONDS` without progress the tap ends, and the container continues.
     """
 
@@ -174,7 +174,7 @@ class Capture:
         self._writer.put(file, data)
 
     async def _make_room(self) -> None:
-        """Hold the container back while the disk is slow, but not for ever."""
+        """Hold the container back while the disk is slow, but not forever."""
         file = self._file
         if file.hangs or file.has_room:
             await asyncio.sleep(0)  # give others a turn, however much this one writes

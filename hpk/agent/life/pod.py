@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MESSAGES = {
     "DeadlineExceeded": "Pod was active on the node longer than the specified deadline",
-    "TimeLimit": "The Slurm job reaches its time limit",
+    "TimeLimit": "The Slurm job is about to reach its time limit",
     "Signalled": "Slurm ends the job: cancelled, out of time, or the node shuts down",
 }
 CLOCK_SECONDS = 10.0

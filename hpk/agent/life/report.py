@@ -142,7 +142,7 @@ class AgentReporter:
         self.changed()
 
     async def run(self) -> None:
-        """Write and send for ever; after an error try again with the next change, or after a second."""
+        """Write and send forever; after an error try again with the next change, or after a second."""
         while True:
             await self._is_dirty.wait()
             self._is_dirty.clear()
@@ -199,7 +199,7 @@ def _as_json(report: records.Report) -> bytes:
 
 
 def first_report(plan: records.PodPlan, *, job_id: str, node: str, host_ip: str, pod_ip: str) -> records.Report:
-    """Return the report of a pod of which nothing has started."""
+    """Return the report of a pod before anything has started."""
     has_init = any(container["kind"] != "app" for container in plan["containers"])
     reason = "PodInitializing" if has_init else "ContainerCreating"
     return {

@@ -27,8 +27,8 @@ async def mount(context: podcontext.PodContext, plan: records.ContainerPlan) -> 
     box = context.box
     if file.startswith(jobdir.SANDBOX_HOST + "/") and not os.path.exists(file):  # noqa: ASYNC240 - one look
         return FileNotFoundError(
-            f"Cannot see the image {plan['image']} in this pod, which has no path of its node's"
-            " (a hostPath volume, or an image that is a SIF file)"
+            f"Cannot see the image {plan['image']} in this pod: only a pod that starts with a hostPath volume"
+            " or an image that is a SIF file sees its node's files"
         )
     async with context.mounting:  # two may need the same image
         since = time.monotonic()

@@ -29,7 +29,7 @@ async def restarted(
         except Exception as error:  # noqa: BLE001 - whatever it is, the work must go on
             told = fault(name, error)
         if on_fault:
-            on_fault(f"{told}; it is started again in {pause:g} s")
+            on_fault(f"{told}; it restarts in {pause:g} s")
         await asyncio.sleep(pause)
         pause = min(2 * pause, MOST_PAUSE_SECONDS)
 

@@ -256,7 +256,7 @@ async def _attach(
         if ends.terminal is not None:
             os.close(ends.terminal)
     if tap.was_slow:
-        return sessions.Ended(error="detached: the client did not read, and held the container up", reason="SlowReader")
+        return sessions.Ended(error="detached: the client did not read, and blocked the container", reason="SlowReader")
     return sessions.Ended()
 
 

@@ -58,7 +58,7 @@ class Uplink:
         self._waiting = asyncio.create_task(self._begin(), name="uplink")
 
     async def told(self, sequence: int) -> None:
-        """Wait until the kubelet has this report, for ever if need be."""
+        """Wait until the kubelet has this report, forever if need be."""
         if self._link is None:
             self._stop_waiting()
             self._reporter.attach(self._ringer)
