@@ -170,8 +170,8 @@ class Warning(TypedDict):  # noqa: A001 - the field's word
     ``end_after``: When it ends the pod, so that the grace is over before the limit; None leaves that to Slurm.
     ``signal``, ``signal_after``: The signal for the containers' first processes, and when, if the pod's sbatch flags
     request it (``--signal``). The job's script forwards that signal from other senders as well.
-    ``not_before``: Least time between the agent's start and this end of the pod, if the limit is so short that Slurm
-    may warn too early.
+    ``not_before``: Least time between the job's start and this end of the pod, if the limit is so short that Slurm may
+    warn too early.
     """
 
     end_after: float | None

@@ -1,5 +1,6 @@
-"""Runs inside a pod's job: volumes, containers, logs, restarts, probes, and the report to the kubelet.
+"""The agent: runs a pod's containers inside its job, and reports to the kubelet.
 
-`hpk.agent.boot` runs before the first container; everything else is imported while that starts.  All modules come from
-one file (`hpk.agent.modules`).
+It runs on the compute node, in the pod's sandbox, on hpk.sif's own Python. `hpk.agent.boot` runs before the first
+container; everything else is imported while that container starts. All modules come from one file
+(`hpk.agent.modules`).
 """

@@ -1,4 +1,4 @@
-"""The agent after the first container has been started: the event loop, and everything in it."""
+"""The agent after the first container's start: the event loop, and everything in it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 DISK_SECONDS = 10.0
 """How long a finished agent waits for a disk that does not take the last report."""
 LINK_SECONDS = 5.0
-"""How long a finished agent waits for the kubelet to have read it, and for clients; the file is there all the same."""
+"""How long a finished agent waits for the kubelet to read the report, and for clients; the file stays."""
 HURRIED_SECONDS = 1.0
-"""The same when Slurm is about to kill the job, and the node is still to be cleaned."""
+"""The same if Slurm is about to kill the job, because the node has yet to be cleaned."""
 
 
 def run(start: steps.Start) -> int:
-    """Run the pod to its end; the exit code of the agent."""
+    """Run the pod to its end; return the agent's exit code."""
     gc.freeze()
     gc.enable()
     with asyncio.Runner() as runner:
@@ -51,7 +51,7 @@ async def _run(start: steps.Start) -> int:
     the_pod = pod.PodRunner(context, begun=start.begun)
     handlers = signals.Handlers(loop)
     handlers.on(signal.SIGCHLD, reaper.reap)
-    signals.listen(handlers, the_pod, start.plan.get("warning"))
+    signals.listen(handlers, the_pod, start.plan.get("warning"), script_seconds=facts.script_seconds)
 
     def faulted(why: str) -> None:
         reporter.event("Warning", "AgentFault", why)
@@ -112,8 +112,8 @@ async def _live(start: steps.Start, the_pod: pod.PodRunner, reporter: report.Age
 async def _link(
     start: steps.Start, the_pod: pod.PodRunner, reporter: report.AgentReporter, context: podcontext.PodContext
 ) -> client.LinkClient:
-    """Dial the kubelet; the client runs on by itself."""
-    # gRPC takes 0.2 s of CPU to import: in a thread, as containers may need the loop meanwhile.
+    """Dial the kubelet; the client continues on its own."""
+    # In a thread: importing gRPC takes 0.2 s of CPU, and containers may need the loop.
     module = await asyncio.to_thread(importlib.import_module, "hpk.link.client")
     start.mark("link")
     keys = start.plan["link"]
@@ -140,7 +140,7 @@ async def _link(
 
 
 async def _acknowledged(link: uplink.Uplink, start: steps.Start, reporter: report.AgentReporter) -> bool:
-    """Stay until the kubelet has the last report, and clients the last output, but not for ever; whether it has."""
+    """Wait, within limits, until the kubelet has the last report and clients the last output; return whether it has."""
     if not os.path.exists(start.box.places.endpoint):  # noqa: ASYNC240 - one look
         return False
     is_heard = False
@@ -162,7 +162,7 @@ async def _sweep(reaper: reaping.Reaper, kills: memory.Kills) -> None:
 
 
 def _clean(start: steps.Start) -> None:
-    """Leave nothing on the node: much of it belongs to subordinate ids, which the job script cannot remove."""
+    """Clean the node: the job script cannot remove the files of subordinate ids."""
     try:
         start.box.close()
     except OSError as error:
@@ -170,6 +170,6 @@ def _clean(start: steps.Start) -> None:
 
 
 def _say_stages(start: steps.Start) -> None:
-    """Where the time went, for whoever reads the job's output."""
+    """Print where the time went, for readers of the job's output."""
     steps = " ".join(f"{name}={at:.3f}" for name, at in start.stages)
     print(f"stages {steps}", flush=True)  # noqa: T201 - the job's output is the log

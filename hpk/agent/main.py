@@ -1,6 +1,6 @@
-"""From the job script to the first container in the fewest steps, and only then the event loop.
+"""The agent's steps from the job script to the first container, and then its event loop.
 
-Every import above :func:`main` is paid for by each pod's start (`hpk.agent.boot`).
+Every import above :func:`main` delays each pod's start (`hpk.agent.boot`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ENDING_SIGNALS = (_signal.SIGINT, _signal.SIGTERM, jobdir.WARNING_SIGNAL, jobdir
 
 
 def main(arguments: list[str]) -> int:
-    """Run the pod of this job; the exit code is 0 when its end has been reported."""
-    # Until the event loop can act on them: else a SIGTERM of these milliseconds would leave a pod without its end.
+    """Run the pod of this job; return 0 if its end has been reported."""
+    # Until the event loop can act on them; a SIGTERM before that would end the pod without a report.
     _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING_SIGNALS)
     places = sandbox.Places()
     try:
@@ -41,15 +41,16 @@ def main(arguments: list[str]) -> int:
         print(taken, flush=True)  # noqa: T201 - the job's output is the log
         return 0
     with missing.Without(*spared(plan)):
-        from hpk.agent import loop  # noqa: PLC0415 - asyncio and all that, while the container starts
+        from hpk.agent import loop  # noqa: PLC0415 - asyncio and more, while the container starts
 
     return loop.run(start)
 
 
 def spared(plan: records.PodPlan) -> tuple[str, ...]:
-    """Return what asyncio and hashlib do without, unless a probe or a hook speaks HTTP, and may be sent on to HTTPS.
+    """Return the modules that asyncio and hashlib can do without, unless a probe or hook may speak HTTPS.
 
-    OpenSSL's bindings and their 8 MB of libraries cost each pod 10 to 15 ms of CPU.
+    An HTTP one may be redirected to it. OpenSSL's bindings and their 8 MB of libraries cost each pod 10 to 15 ms of
+    CPU.
     """
     for one in plan["containers"]:
         actions = [one.get(f"{kind}_probe") for kind in ("startup", "readiness", "liveness")]
@@ -59,7 +60,7 @@ def spared(plan: records.PodPlan) -> tuple[str, ...]:
 
 
 def entry() -> None:
-    """Run and leave at once: nothing of the interpreter's own clean-up matters, and it takes time."""
+    """Run and exit at once, because the interpreter's clean-up only takes time."""
     sys.stdout, sys.stderr = output.JobOutput(1), output.JobOutput(2)
     code = main(sys.argv[1:])
     sys.stdout.flush()

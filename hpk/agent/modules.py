@@ -1,9 +1,9 @@
 """One file with the modules that a pod's start imports, instead of some two hundred small ones.
 
-Each mount of hpk.sif begins with an empty cache, and every file that Python looks for in it costs squashfuse several
-answers.  The file is written when the image is built (`hpk.agent.pack`).  It holds byte code, which belongs to one
-version of Python and is not compared with its source: where there is none, as beside a tree that is bound over the
-image's `hpk`, modules are imported as ever.
+Each mount of hpk.sif begins with an empty cache, and every file that Python looks for costs squashfuse several
+requests. The file is written when the image is built (`hpk.agent.pack`). It holds byte code for one version of Python,
+which is not compared with its source. Without the file, as beside a tree that is bound over the image's `hpk`, modules
+are imported as usual.
 
 Format: the length of the index in eight bytes, the index, the modules' code; both as `marshal` writes them.
 """
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
 LENGTH_BYTES = 8
 LAZY = frozenset(
     {
-        # What asyncio, gRPC and protobuf use of them is not for pods.
+        # Pods do not need what asyncio, gRPC and protobuf use of these.
         "ast", "asyncio.sslproto", "base64", "inspect", "locale", "pkgutil", "random", "textwrap", "tokenize",
         "google.protobuf.internal.python_message",
         "hpk.agent.life.ephemeral", "hpk.agent.life.hooks", "hpk.agent.life.httpget", "hpk.agent.life.probes",
         "hpk.agent.serve.sessions", "hpk.link.sessions", "hpk.records",
     }
 )  # fmt: skip
-"""Modules that most short pods never use.  They are loaded when they are first looked into."""
+"""Modules that most short pods never use; they are loaded on first access."""
 
 
 def path(directory: str) -> str:
-    """Return the file's place among the packages of this directory."""
+    """Return the file's path among the packages of this directory."""
     return f"{directory}/hpk/agent/start.{sys.implementation.cache_tag}"
 
 
 def install(file: str) -> None:
-    """Have modules imported from this file, if there is one."""
+    """Import modules from this file, if it exists."""
     try:
         finder = Finder(os.open(file, os.O_RDONLY))
     except FileNotFoundError:
         return
-    sys.meta_path.insert(-1, finder)  # before the one that looks into directories
+    sys.meta_path.insert(-1, finder)  # before the finder that searches directories
 
 
 class Finder:
     """Finds and loads modules (``importlib.abc.MetaPathFinder``, ``importlib.abc.Loader``).
 
-    The descriptor is of the open file, which stays open.
+    The descriptor of the file stays open.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -60,15 +60,15 @@ class Finder:
         length = int.from_bytes(os.pread(descriptor, LENGTH_BYTES, 0), "little")
         self._begin = LENGTH_BYTES + length
         self._index: dict[str, tuple[str, bool, int, int]] = marshal.loads(os.pread(descriptor, length, LENGTH_BYTES))  # noqa: S302 - our image's own
-        """Of each module its file, whether it is a package, and where its code begins and how long it is."""
-        # importlib itself would have to be imported; these two are there from the interpreter's start.
+        """Each module's file, whether it is a package, and the offset and length of its code."""
+        # Unlike importlib, these two are loaded when the interpreter starts.
         self._spec: type[ModuleSpec] = sys.modules["_frozen_importlib"].ModuleSpec
         self._shared = sys.modules["_frozen_importlib_external"].ExtensionFileLoader
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how a module is loaded, None for one that is not in the file."""
+        """Return how to load a module; None if the file does not have it."""
         del path, target
         found = self._index.get(name)
         if found is None:
@@ -82,11 +82,11 @@ class Finder:
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to Python."""
+        """Leave this to Python."""
         del spec
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run a module's code in it, or have that wait until something of it is asked for."""
+        """Run a module's code, or delay that until it is first accessed."""
         if module.__name__ in LAZY:
             assert module.__spec__ is not None
             module.__spec__.loader_state = Load(self.run)
@@ -95,22 +95,22 @@ class Finder:
             self.run(module)
 
     def run(self, module: ModuleType) -> None:
-        """Run a module's code in it."""
+        """Run a module's code."""
         _, _, begin, length = self._index[module.__name__]
-        exec(marshal.loads(os.pread(self._descriptor, length, self._begin + begin)), module.__dict__)  # noqa: S102, S302 - it is what an import does
+        exec(marshal.loads(os.pread(self._descriptor, length, self._begin + begin)), module.__dict__)  # noqa: S102, S302 - as an import does
 
 
 class Load:
-    """The one time that a waiting module's code is run, whichever thread comes first."""
+    """Runs a waiting module's code once, whichever thread comes first."""
 
     def __init__(self, run: Callable[[ModuleType], None]) -> None:
         self._run, self._lock, self._has_begun = run, _thread.RLock(), False
 
     def finish(self, module: ModuleType) -> None:
-        """Return when the code has been run, by whomever, or runs in this thread, whose own imports lead back here.
+        """Return when the code has been run, or is running in this thread, whose own imports lead back here.
 
         Raises:
-            BaseException: What the code raises; it is run again when the module is next looked into.
+            BaseException: What the code raises; it is run again on the next access.
         """
         with self._lock:
             if self._has_begun:
@@ -124,17 +124,17 @@ class Load:
             module.__class__ = type(sys)
 
 
-class Waiting(type(sys)):  # type: ignore[misc] # ModuleType, for which types would have to be imported
-    """A module that nobody has looked into; one of ``importlib.util.LazyLoader`` would be loaded by a second import."""
+class Waiting(type(sys)):  # type: ignore[misc] # ModuleType, without importing types
+    """A module that was never accessed; ``importlib.util.LazyLoader``'s would be loaded by a second import."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Return what the module has by this name, once all of it is loaded; what the import itself set needs none."""
+        """Return an attribute once the module is loaded; those that the import itself set need no loading."""
         get = type(sys).__getattribute__
         if not name.startswith("__"):
             get(self, "__spec__").loader_state.finish(self)
         return get(self, name)
 
     def __getattr__(self, name: str) -> Any:
-        """Load the module for a name such as ``__all__``, and return what it has by it."""
+        """Load the module for a name such as ``__all__``, and return that attribute."""
         self.__spec__.loader_state.finish(self)
         return type(sys).__getattribute__(self, name)  # whatever class it has by now

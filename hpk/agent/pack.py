@@ -1,7 +1,7 @@
-"""Write the file of `hpk.agent.modules`, when the image is built.
+"""Writes the file of `hpk.agent.modules`, when the image is built.
 
-Run as ``python3 -B -I -S <lib>/hpk/agent/pack.py``, with the Python that the agent will have, and with all that it
-imports in place and compiled.
+Run as ``python3 -B -I -S <lib>/hpk/agent/pack.py``, with the agent's Python, when all that it imports is in place and
+compiled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[2]))  # -S and -I keep it out
+    sys.path.append(str(Path(__file__).parents[2]))  # omitted by -S and -I
 
 from hpk.agent import modules
 
@@ -23,12 +23,12 @@ START = ("hpk.agent.main", "hpk.agent.loop", "hpk.link.client")
 
 
 def pack(directory: str, names: tuple[str, ...] = START) -> bytes:
-    """Return the file's content: these modules and all that they import, in the order in which that happens.
+    """Return the file's content: these modules and all that they import, in the order of import.
 
-    The directory has the packages; it is on this process's path too.
+    ``directory`` has the packages, and is on this process's path too.
 
     Raises:
-        subprocess.CalledProcessError: One of them cannot be imported; its standard error is this process's.
+        subprocess.CalledProcessError: One of them cannot be imported; its error is on standard error.
     """
     imports = (
         f"import sys; sys.path.append({directory!r}); import {', '.join(names)}\n"
@@ -39,11 +39,11 @@ def pack(directory: str, names: tuple[str, ...] = START) -> bytes:
     index: dict[str, tuple[str, bool, int, int]] = {}
     codes: list[bytes] = []
     begin = 0
-    for name in sorted(imported, key=lambda name: name in modules.LAZY):  # what all pods read is one piece
+    for name in sorted(imported, key=lambda name: name in modules.LAZY):  # what all pods read is contiguous
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             continue
-        # An extension has no code here: its file's name spares a search for it.
+        # An extension has no code here, but its file's name saves a search.
         code = marshal.dumps(spec.loader.get_code(name)) if isinstance(spec.loader, SourceFileLoader) else b""
         if code or isinstance(spec.loader, ExtensionFileLoader):
             index[name] = (spec.origin, spec.submodule_search_locations is not None, begin, len(code))

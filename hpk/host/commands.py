@@ -1,4 +1,4 @@
-"""Runs Slurm's commands: which ones, with which arguments and environment, and until when."""
+"""Runs Slurm's commands: which ones, with which arguments and environment, and for how long."""
 
 import contextlib
 import fnmatch
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_OUTPUT = 64 << 20
-"""Bytes of stdout and of stderr; squeue of 100000 jobs is 25 MB."""
+"""Limit on stdout, and on stderr, in bytes; squeue of 100000 jobs prints 25 MB."""
 
-POLLRDHUP = 0x2000  # Linux; the select module names it only where it was built with it
+POLLRDHUP = 0x2000  # Linux; not in every build of the select module
 
 READ_ONLY_VERBS = {
     "scontrol": ("show", "ping", "version"),
@@ -29,8 +29,8 @@ READ_ONLY_VERBS = {
 REFUSED_OPTIONS = {"sdiag": ("-r", "--reset")}
 COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "sacct", "sdiag", "scontrol", "sacctmgr")
 
-# sbatch hands its whole environment on to the job, and reads SBATCH_* as options that win over the script's
-# own.  So it gets only these.  The functions and paths of environment modules are for "module load" in a job.
+# sbatch passes its whole environment to the job, and SBATCH_* variables override the script's options; so commands get
+# only these. The functions and paths of environment modules are for "module load" in a job.
 ENVIRONMENT = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF", "LD_LIBRARY_PATH", "SHELL",
     "BASH_FUNC_module%%", "BASH_FUNC_ml%%", "BASH_FUNC__module_raw%%", "MODULEPATH", "MODULESHOME",
@@ -39,7 +39,7 @@ ENVIRONMENT = (
 
 
 def environment(keep: "Iterable[str]") -> "dict[str, str]":
-    """Return what every command gets: a complete, minimal environment, and what `keep` (globs) names."""
+    """Return the environment of every command: complete, minimal, plus the variables that match ``keep`` (globs)."""
     made = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     for pattern in keep:
         made.update((name, os.environ[name]) for name in fnmatch.filter(os.environ, pattern))
@@ -48,7 +48,7 @@ def environment(keep: "Iterable[str]") -> "dict[str, str]":
     made.setdefault("HOME", account.pw_dir)
     made.setdefault("USER", account.pw_name)
     made.setdefault("LOGNAME", account.pw_name)
-    made["SLURM_TIME_FORMAT"] = "%s"  # seconds since 1970 in squeue, sinfo, sacct: no local time to guess at
+    made["SLURM_TIME_FORMAT"] = "%s"  # squeue, sinfo, sacct: seconds since 1970 instead of local time
     return made
 
 
@@ -68,7 +68,7 @@ def check(command: str, arguments: "list[str]") -> None:
 
 
 def find(name: str, env: "dict[str, str]") -> "str | None":
-    """Return the file of a command on its PATH, or None; shutil.which, without the 4 ms that importing shutil takes."""
+    """Return the path of a command on the environment's PATH, or None; importing shutil for its which takes 4 ms."""
     places = [name] if "/" in name else [os.path.join(directory, name) for directory in env["PATH"].split(":")]
     return next((place for place in places if os.path.isfile(place) and os.access(place, os.X_OK)), None)
 
@@ -83,14 +83,14 @@ def run(
     env: "dict[str, str] | None" = None,
     connection: "socket.socket | None" = None,
 ) -> "protocol.Result":
-    """Run a command in a process group of its own; return (code, stdout, stderr, end).
+    """Run a command in its own process group; return (code, stdout, stderr, end).
 
     The group is killed when time is up, when there is too much output, or when the connection's peer leaves.
     """
-    # Descriptors are close-on-exec (PEP 446), so closing them one by one in the child would only cost time.
+    # Descriptors are close-on-exec (PEP 446); close_fds would only take time.
     child = subprocess.Popen(
         argv,
-        executable=program,  # found once; argv[0] stays the plain name, with which messages begin
+        executable=program,  # argv[0] stays the plain name, with which messages begin
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -112,7 +112,7 @@ def run(
 
 
 class Conversation:
-    """Feeds a child its input and collects its output, by one poll."""
+    """Feeds a child its input and collects its output, with one poll."""
 
     def __init__(self, child: "subprocess.Popen[bytes]", stdin: bytes, connection: "socket.socket | None") -> None:
         self.child = child
@@ -139,7 +139,7 @@ class Conversation:
             self.poller.register(self.peer, select.POLLHUP | POLLRDHUP)
 
     def hold(self, deadline: float) -> str:
-        """Talk until the child has ended, and return ``exited``; or what happened instead."""
+        """Talk until the child has ended, and return ``exited``, or what happened instead."""
         open_outputs = set(self.outputs)
         while open_outputs:
             for descriptor, _ in self.poller.poll(max(0.0, deadline - time.monotonic()) * 1000):

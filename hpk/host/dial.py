@@ -1,4 +1,4 @@
-"""Starts a relay in the control plane's job, by srun or ssh; if that fails, has the command's own words."""
+"""Starts a relay in the control plane's job, by srun or ssh; an error has the command's own words."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ class Problem(Exception):
 
 
 class Target:
-    """Where the control plane is, as it has written down itself."""
+    """Where the control plane is, as recorded by itself."""
 
     def __init__(self, state: str) -> None:
         try:
@@ -46,7 +46,7 @@ class Target:
         self.port = int(found.group(1))
 
     def commands(self, program: str, ways: "Sequence[str]") -> "list[tuple[str, list[str]]]":
-        """Return (name, argv) of what may start the relay there; `program` is the file that holds it."""
+        """Return (name, argv) of each way to start the relay there; `program` is the path of its file."""
         inner = [program, "relay", str(self.port)]
         step = ["--jobid=" + self.job_id, "--job-name=hpk-connect", "--overlap", "--nodes=1", "--ntasks=1"]
         step += ["--mpi=none", "--chdir=/", "sh", "-c", protocol.FIND_PYTHON, "sh", *inner]
@@ -58,25 +58,27 @@ class Target:
         return [(way, made[way]) for way in ways if self.job_id or way != "srun"]
 
 
-def placed(program: str, state: str) -> str:
-    """Return where all hosts see a copy of this file, made if it is not there.
+def placed(content: bytes, state: str) -> str:
+    """Return the path by which all hosts see a copy of host.pyz with this content; write it if needed.
 
-    Its name tells its content: a tunnel of another version may still need its own.  One that a crash of the file
-    server has cut short is replaced.  Raise Problem if the state directory refuses it.
+    Its name is a digest, so that tunnels of several versions have one each. A copy that a crash of the file server has
+    truncated is replaced. Its mtime says when a tunnel last used it: the launcher removes copies that none uses.
+
+    Raises:
+        Problem: The state directory refuses it.
     """
-    with open(program, "rb") as file:
-        content = file.read()
     directory = os.path.join(state, "lib")
     path = os.path.join(directory, "host-%s.pyz" % hashlib.sha256(content).hexdigest()[:16])
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if file.read() == content:
+            os.utime(path)
             return path
     put(path, content, "the tunnel's programs")
     return path
 
 
 def put(path: str, content: bytes, what: str) -> None:
-    """Replace the file, whole or not at all; raise Problem if that cannot be."""
+    """Replace the file, whole or not at all; raise Problem if that fails."""
     try:
         write(path, content)
     except OSError as error:
@@ -85,8 +87,8 @@ def put(path: str, content: bytes, what: str) -> None:
 
 
 def write(path: str, content: bytes) -> None:
-    """Replace the file, whole or not at all; raise OSError if that cannot be."""
-    temporary = "%s.%s.%d" % (path, socket.gethostname(), os.getpid())  # another host may be doing the same
+    """Replace the file, whole or not at all; raise OSError if that fails."""
+    temporary = "%s.%s.%d" % (path, socket.gethostname(), os.getpid())  # another host may do the same
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         with open(temporary, "wb") as file:
@@ -99,7 +101,7 @@ def write(path: str, content: bytes) -> None:
 
 
 class RelayConnection:
-    """A command that leads to a relay, and the link over it."""
+    """A command that runs a relay, and the link over it."""
 
     def __init__(self, way: str) -> None:
         self.way = way
@@ -111,7 +113,7 @@ class RelayConnection:
         """Return when the relay has greeted; raise Problem, in the command's own words, if it does not."""
         pipe = asyncio.subprocess.PIPE
         try:
-            # Of a session of its own: a Ctrl-C in the terminal is for us, who end it in order.
+            # In its own session, so that a Ctrl-C reaches only us, and we end it in order.
             self._process = await asyncio.create_subprocess_exec(
                 *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
             )
@@ -133,7 +135,7 @@ class RelayConnection:
         self.link = relay.Multiplexer(self._process.stdout, self._process.stdin)
 
     async def end(self) -> None:
-        """End the relay, and the command with it."""
+        """End the relay and the command."""
         if self._process.returncode is not None:
             return
         self._process.stdin.close()
@@ -151,7 +153,7 @@ class RelayConnection:
         while noise < MOST_NOISE:
             try:
                 line = await self._process.stdout.readline()
-            except ValueError:  # longer than any line of ours
+            except ValueError:  # longer than our lines
                 return None
             start = line.find(relay.GREETING)
             if start >= 0:
@@ -162,7 +164,7 @@ class RelayConnection:
         return None
 
     async def _listen(self) -> None:
-        """Keep the end of what the command writes to standard error."""
+        """Keep the end of the command's standard error."""
         while True:
             part = await self._process.stderr.read(4096)
             if not part:
@@ -170,6 +172,6 @@ class RelayConnection:
             self._said = (self._said + part)[-4096:]
 
     def why(self) -> str:
-        """Return the command's last words, after a colon; empty if it said nothing."""
+        """Return the command's last words, after a colon; empty if there are none."""
         lines = [line.strip() for line in self._said.decode("utf-8", "replace").splitlines() if line.strip()]
         return ": " + "; ".join(lines[-2:]) if lines else ""

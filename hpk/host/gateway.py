@@ -2,9 +2,9 @@
 
     python3 host.pyz gateway /path/of/socket [--keep 'HPK_*' ...]
 
-It listens on a Unix socket that only its own user may use, and serves until its standard input ends (its
-parent holds the other end: no signal is needed, and SIGTERM from Slurm, which reaches every process of a job
-at once, must not cut off the program that still has jobs to look after).  :mod:`.protocol` has what it understands.
+It listens on a Unix socket that only its own user may use, and serves until its standard input ends. Its parent holds
+the other end, so it needs no signal; and SIGTERM from Slurm, which every process of a job receives at once, must not
+cut off a program that still has jobs to handle. :mod:`.protocol` describes its requests.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 MAX_TIMEOUT_SECONDS = 600
 MAX_COMMANDS = 16
-"""Commands that run at once; more requests wait, they are not refused."""
+"""Commands that run at once; further requests wait."""
 
-# What ssh needs besides, to lead a tunnel to a compute node.
+# Also needed by ssh, for a tunnel to a compute node.
 SSH_ENVIRONMENT = ("SSH_AUTH_SOCK", "KRB5CCNAME")
 
 
 class GatewayServer:
-    """The server; a thread for each connection."""
+    """The server, with a thread for each connection."""
 
     def __init__(self, path: str, keep: "Iterable[str]" = ()) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class GatewayServer:
     def listen(self) -> None:
         """Make the directory and the socket, for this user only.
 
-        The socket appears under its name only when it accepts: whoever waits for the file may connect at once.
+        The socket gets its name only when it accepts, so that whoever waits for the file can connect at once.
         """
         directory = os.path.dirname(self.path)
         os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -66,7 +66,7 @@ class GatewayServer:
         os.rename(temporary, self.path)
 
     def serve(self, until: int) -> None:
-        """Answer until the stream `until` (a descriptor) ends."""
+        """Answer until the stream ``until`` (a descriptor) ends."""
         poller = select.poll()
         poller.register(self.listener.fileno(), select.POLLIN)
         poller.register(until, select.POLLIN)
@@ -86,7 +86,7 @@ class GatewayServer:
             os.unlink(self.path)
 
     def handle(self, connection: socket.socket) -> None:
-        """Answer one request; nothing that it holds ends the gateway."""
+        """Answer one request; no fault of it ends the gateway."""
         with connection:
             try:
                 size = struct.calcsize("3i")
@@ -98,15 +98,15 @@ class GatewayServer:
                     protocol.answer(connection, self.obey(connection, *got))
             except protocol.InvalidRequest as error:
                 protocol.answer(connection, (1, b"", str(error).encode(), "refused"))
-            except Exception as error:  # noqa: BLE001 - the peer learns of it, and others must be served
+            except Exception as error:  # noqa: BLE001 - the peer is told, and others must be served
                 protocol.answer(connection, (1, b"", f"{type(error).__name__}: {error}".encode(), "failed"))
 
     def obey(self, connection: socket.socket, request: "dict[str, Any]", stdin: bytes) -> "protocol.Result":
-        """Do what the request asks for, and return the answer's parts."""
+        """Do what the request asks for, and return the parts of the answer."""
         command = str(request.get("command"))
         if command == "site":
             return 0, json.dumps(survey.site(request.get("arguments") or [], self.environment)).encode(), b"", "exited"
-        # JSON cannot hold bytes: what is not UTF-8 comes as surrogates, and goes to the command as it was.
+        # JSON has no bytes: text that is not UTF-8 comes as surrogates, and is restored for the command.
         arguments = [str(word) for word in request.get("arguments") or []]
         if command == "tunnel":
             return 0, self.tunnel(*arguments), b"", "exited"
@@ -126,7 +126,7 @@ class GatewayServer:
             )  # fmt: skip
 
     def tunnel(self, *options: str) -> bytes:
-        """Start a tunnel that outlives the request, and return what it says of itself."""
+        """Start a tunnel that outlives the request, and return its first line."""
         is_held = "--hold" in options
         child = subprocess.Popen(
             [sys.executable, "-IS", self.program, "tunnel", *options],
@@ -137,7 +137,7 @@ class GatewayServer:
             cwd="/",
             env=dict(self.environment, **{name: os.environ[name] for name in SSH_ENVIRONMENT if name in os.environ}),
         )
-        self.tunnels.append(child)  # the other end of its standard input lives as long as this list
+        self.tunnels.append(child)  # keeps the other end of its standard input open
         assert child.stdout is not None
         with child.stdout:
             return child.stdout.readline()
@@ -146,7 +146,7 @@ class GatewayServer:
 def main(arguments: "list[str]") -> int:
     """Serve until standard input ends."""
     options, (path,) = getopt.gnu_getopt(arguments, "", ["keep="])  # argparse would take 5 ms
-    os.umask(0o077)  # Slurm makes the output files of jobs with the umask of whoever submits them
+    os.umask(0o077)  # Slurm creates jobs' output files with the submitter's umask
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which every command would inherit
     gateway = GatewayServer(os.path.abspath(path), [pattern for _, pattern in options])

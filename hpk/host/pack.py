@@ -1,4 +1,4 @@
-"""Make ``host.pyz``, the one file as which this package goes to hosts: ``python3 pack.py FILE``."""
+"""Makes ``host.pyz``, the file in which this package reaches hosts: ``python3 pack.py FILE``."""
 
 import io
 import os
@@ -7,7 +7,7 @@ import zipfile
 
 
 def archive() -> bytes:
-    """Return the file's content; the same sources give the same bytes, not compressed for the sake of a quick start."""
+    """Return the file's content; equal sources give equal bytes, uncompressed for a quick start."""
     made, here = io.BytesIO(), os.path.dirname(os.path.abspath(__file__))
     with zipfile.ZipFile(made, "w") as file:
         file.writestr(zipfile.ZipInfo("hpk/__init__.py"), b"")

@@ -1,11 +1,11 @@
-"""The probe: finds out what a host offers, for ``hpk doctor``, by trying it.
+"""The probe: finds out what a host offers by trying it, for ``hpk doctor``.
 
     python3 host.pyz probe REQUEST.json ANSWER.json
 
 The request is a JSON object: ``apptainer``, ``sandbox`` (an argv, in which ``$HPK_SCRATCH`` stands for the scratch
 directory), ``shared`` (a directory of the shared file system), ``registries`` (a list of HOST:PORT).
-``HPK_PROBE_SCRATCH`` in the environment is the directory under which pods' scratch would be.  The answer appears whole
-or not at all.
+``HPK_PROBE_SCRATCH`` in the environment is the parent of pods' scratch directories. The answer appears whole or not at
+all.
 """
 
 import fcntl
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 SYNCS = 100
-"""The slowest but one of these is the 99th percentile."""
+"""The second slowest of these is the 99th percentile."""
 MOST_SYNC_SECONDS = 5.0
 SANDBOX_SECONDS = 60
 CONNECT_SECONDS = 3
 
 
 def shared(directory: str) -> "dict[str, Any]":
-    """Return how a directory of the shared file system keeps and locks: the 99th percentile of fsync, and flock."""
+    """Return the 99th percentile of fsync in a directory of the shared file system, and whether flock works."""
     path = os.path.join(directory, "probe-%s-%d" % (socket.gethostname(), os.getpid()))
     times = []  # type: list[float]
     try:
@@ -57,7 +57,7 @@ def shared(directory: str) -> "dict[str, Any]":
 
 
 def scratch(directory: str) -> "dict[str, Any]":
-    """Return whether a directory can be made under this one, and how much it would hold."""
+    """Return whether a directory can be made under this one, and its free space."""
     try:
         os.makedirs(directory, exist_ok=True)
         made = tempfile.mkdtemp(prefix="hpk-probe.", dir=directory)
@@ -69,7 +69,7 @@ def scratch(directory: str) -> "dict[str, Any]":
 
 
 def routes(path: str = "/proc/net/route") -> "list[list[str]]":
-    """Return [interface, network/length] of the host's IPv4 routes but the default one."""
+    """Return [interface, network/length] of the host's IPv4 routes, without the default route."""
     found = []
     try:
         with open(path) as file:
@@ -85,16 +85,16 @@ def routes(path: str = "/proc/net/route") -> "list[list[str]]":
 
 
 def unreachable(places: "list[str]") -> "dict[str, str]":
-    """Return why there is no connection, for those of the HOST:PORT to which there is none.
+    """Return {HOST:PORT: reason} of the places to which there is no connection.
 
-    None is tried where a proxy is set, for then they may be beyond it.
+    None is tried if a proxy is set, because they may be behind it.
     """
     found = {}
     for place in () if any(name.lower().endswith("_proxy") for name in os.environ) else places:
         host, _, port = place.rpartition(":")
         try:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        except socket.timeout:  # of Python 3.6, where it is not yet TimeoutError
+        except socket.timeout:  # TimeoutError only since Python 3.10
             found[place] = "no answer in %d s" % CONNECT_SECONDS
         except (OSError, ValueError) as error:
             found[place] = getattr(error, "strerror", None) or str(error)
@@ -102,7 +102,7 @@ def unreachable(places: "list[str]") -> "dict[str, str]":
 
 
 def limits() -> "dict[str, int]":
-    """Return the kernel's limits of user namespaces and open files; a file that is not there has none."""
+    """Return the kernel's limits on user namespaces and open files, as far as its files exist."""
     found = {"open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1]}
     for name in (
         "user/max_user_namespaces",
@@ -116,7 +116,7 @@ def limits() -> "dict[str, int]":
 
 
 def sandbox(argv: "list[str]", directory: str) -> "dict[str, Any]":
-    """Start a pod's sandbox with a probe in it; return what it printed, or what went wrong."""
+    """Start a pod's sandbox with a probe in it; return what it printed, or the error."""
     try:
         made = tempfile.mkdtemp(prefix="hpk-probe.", dir=directory)
     except OSError as error:

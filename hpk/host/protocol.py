@@ -1,19 +1,26 @@
-"""What hosts and the container must both know: how gateway and client talk, where a tunnel is recorded.
+"""What hosts and the container share: the protocol of gateway and client, and the path of a tunnel's record.
 
-One connection carries one request and one answer, so a client that goes away ends what it asked for.  Either message
-is ``uint32 length | JSON header | payload``, big-endian:
+A connection carries one request and one answer, so a client that leaves ends its command. Either message is
+``uint32 length | JSON header | payload``, big-endian:
 
     request   {"version": 1, "command": "sbatch", "arguments": [...], "stdin": bytes that follow,
                "directory": "/..." or null, "timeout_seconds": 30}
     answer    {"version": 1, "code": 0, "stdout": bytes, "stderr": bytes, "end": "exited"}
 
-``end`` is ``exited``; or ``timeout`` or ``overflow``, after which the command's whole process group was
-killed; or ``refused``, when the request was not understood and stderr says why: nothing was run; or ``failed``, when
-the gateway itself met an error, and whether the command did its work is not known.  A signalled command has a negative
-code.  Three commands are the gateway's own.  ``site``: its stdout is a JSON object, see :func:`.survey.site`.
-``tunnel OPTION...``: has :mod:`.tunnel` serve in the background; its stdout is that program's one line.  With
-``--hold`` it ends with the gateway.  ``tunnels``: a JSON list, for each that was started its exit code, or null while
-it runs: whoever was killed outright cannot say so himself.
+``end`` is one of:
+
+    exited: The command has ended; its code is negative for a signal.
+    timeout, overflow: The command's process group was killed.
+    refused: The request was not understood, and nothing was run; stderr says why.
+    failed: The gateway itself met an error; whether the command did its work is unknown.
+
+The gateway's own commands are:
+
+    site: Prints a JSON object, see :func:`.survey.site`.
+    tunnel OPTION...: Starts :mod:`.tunnel` in the background and prints that program's one line. With ``--hold`` the
+        tunnel ends with the gateway.
+    tunnels: Prints a JSON list of the started tunnels' exit codes, null while one runs; a killed one cannot report
+        itself.
 """
 
 import contextlib
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 OWNER_FILE = "owner.json"
-"""In the control plane's directory: who holds it (:mod:`hpk.controlplane.ownership`)."""
+"""The file in the control plane's directory that names its holder (:mod:`hpk.controlplane.ownership`)."""
 LENGTH = struct.Struct(">I")
 MAX_HEADER = 16 << 20
 MAX_STDIN = 64 << 20
@@ -39,7 +46,7 @@ MAX_STDIN = 64 << 20
 FIND_PYTHON = """for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
 "$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null && exec "$python" -IS "$@"
 done; echo "there is no Python 3.6 or newer on $(hostname)" >&2; exit 1"""
-"""Shell that becomes a Python with the shell's own arguments."""
+"""Shell text that executes a Python with the shell's own arguments."""
 
 
 class InvalidRequest(Exception):
@@ -47,13 +54,13 @@ class InvalidRequest(Exception):
 
 
 def message(header: "dict[str, Any]", *payload: bytes) -> bytes:
-    """Return the bytes of a message; the header gets the version."""
+    """Return the bytes of a message; the version is added to the header."""
     text = json.dumps(dict(header, version=VERSION)).encode()
     return b"".join((LENGTH.pack(len(text)), text, *payload))
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """Read exactly that many bytes; fewer only if the peer ended."""
+    """Read exactly this many bytes; fewer only if the peer ended."""
     parts = []
     while size > 0:
         part = connection.recv(min(size, 1 << 20))
@@ -65,7 +72,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def read_request(connection: socket.socket) -> "tuple[dict[str, Any], bytes] | None":
-    """Return the request's header and its payload, or None if the peer went away; raise Refused if it is none."""
+    """Return the request's header and payload, or None if the peer went away; raise InvalidRequest."""
     head = receive(connection, LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -84,7 +91,7 @@ def read_request(connection: socket.socket) -> "tuple[dict[str, Any], bytes] | N
 
 
 def answer(connection: socket.socket, result: "Result") -> None:
-    """Send the answer; a peer that has gone is nobody's problem."""
+    """Send the answer; ignore a peer that has gone."""
     code, stdout, stderr, end = result
     header = {"code": code, "stdout": len(stdout), "stderr": len(stderr), "end": end}
     with contextlib.suppress(OSError):
@@ -92,5 +99,5 @@ def answer(connection: socket.socket, result: "Result") -> None:
 
 
 def tunnel_record(state: str) -> str:
-    """Return the file in which this host's tunnel says that it serves."""
+    """Return the path of the record of this host's tunnel."""
     return os.path.join(state, "run", "tunnel-%s.json" % socket.gethostname())

@@ -1,12 +1,13 @@
-"""The end of a tunnel in the control plane's job, and what both ends speak: connections over two byte streams.
+"""The relay: a tunnel's end in the control plane's job; and the protocol of both ends, which multiplexes connections.
 
-    python3 host.pyz relay PORT  connects to PORT on its own loopback what the other end (:mod:`.tunnel`) opens
+    python3 host.pyz relay PORT
 
-It ends with its standard input, so nothing is left in the job whatever becomes of the other end's host.
+It connects what the other end (:mod:`.tunnel`) opens to PORT on its own loopback. It ends with its standard input, so
+nothing stays in the job when the other end's host fails.
 
-The first line is a greeting; what a site's own scripts print before it is skipped.  Then both ends speak in frames,
-``uint8 kind | uint32 channel | uint32 size | payload | newline``, big-endian.  The newline is for srun, which hands
-output on by lines.  On each channel an end sends at most WINDOW bytes that the other has not passed on, so a client
+The first line is a greeting; output of the site's own scripts before it is skipped. Then both ends send frames,
+``uint8 kind | uint32 channel | uint32 size | payload | newline``, big-endian. The newline makes srun, which buffers
+lines, pass them on. On each channel an end sends at most WINDOW bytes that the other has not passed on, so a client
 that does not read holds up nobody else.
 """
 
@@ -31,14 +32,14 @@ WINDOW = 256 << 10
 
 BEAT_SECONDS = 15.0
 SILENCE_SECONDS = 60.0
-"""The other end counts as gone when it gave no sign of life for so long."""
+"""The other end is taken for gone after so long without a sign of life."""
 CHECK_SECONDS = 5.0
 
 
 class Multiplexer:
     """Any number of connections over one pair of streams.
 
-    What the other end opens is connected to the port, on this host's loopback; if that is None, it may open nothing.
+    Connections that the other end opens lead to ``port`` on this host's loopback; if that is None, it may open none.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: "int | None" = None) -> None:
@@ -47,10 +48,10 @@ class Multiplexer:
         self._reader = reader
         self._writer = writer
         self._number = 0
-        self._draining = asyncio.Lock()  # older Pythons allow one at a time
+        self._draining = asyncio.Lock()  # older Pythons allow only one drain at a time
 
     async def run(self) -> None:
-        """Carry until the other end is gone."""
+        """Carry connections until the other end is gone."""
         beating = asyncio.ensure_future(self._beat())
         try:
             while True:
@@ -81,7 +82,7 @@ class Multiplexer:
             self.channels[number] = Channel(self, number)
         channel = self.channels.get(number)
         if channel is None:
-            return  # it was closed here meanwhile
+            return  # it has been closed here
         if kind == DATA:
             channel.inbox.put_nowait(payload)
         elif kind == END:
@@ -92,14 +93,14 @@ class Multiplexer:
             channel.task.cancel()
 
     async def _beat(self) -> None:
-        with contextlib.suppress(OSError):  # the reading side notices as well
+        with contextlib.suppress(OSError):  # run() notices, too
             while True:
                 await asyncio.sleep(BEAT_SECONDS)
                 await self.send(BEAT)
 
 
 class Channel:
-    """One connection of a link: the one that is given, or else one to the link's port."""
+    """One connection of a link: the given streams, or else a new connection to the link's port."""
 
     def __init__(self, link: Multiplexer, number: int, streams: "Streams | None" = None) -> None:
         self.inbox = asyncio.Queue()  # type: asyncio.Queue[bytes]
@@ -112,7 +113,7 @@ class Channel:
         self.task.add_done_callback(self._drop)
 
     def add_room(self, size: int) -> None:
-        """Allow this many bytes more: the other end has passed them on."""
+        """Allow this many more bytes: the other end has passed them on."""
         self._room += size
         self._has_room.set()
 
@@ -137,7 +138,7 @@ class Channel:
                 pump.cancel()
 
     def _drop(self, task: "asyncio.Future[None]") -> None:
-        """Forget the channel, however it ended, and close what is open of it."""
+        """Forget the channel, however it ended, and close its connection."""
         self._link.channels.pop(self._number, None)
         if self._streams is not None:
             self._streams[1].transport.abort()
@@ -145,7 +146,7 @@ class Channel:
             raise task.exception()  # type: ignore[misc]
 
     async def _outward(self, reader: asyncio.StreamReader) -> None:
-        """Carry from the connection to the other end."""
+        """Carry data from the connection to the other end."""
         while True:
             while self._room <= 0:
                 self._has_room.clear()
@@ -158,7 +159,7 @@ class Channel:
             await self._link.send(DATA, self._number, data)
 
     async def _inward(self, writer: asyncio.StreamWriter) -> None:
-        """Carry from the other end to the connection."""
+        """Carry data from the other end to the connection."""
         while True:
             data = await self.inbox.get()
             if not data:
@@ -170,9 +171,9 @@ class Channel:
 
 
 async def serve(port: int, stdin: "Any", stdout: "Any") -> None:
-    """Greet, then carry what the other end opens to this port, until it ends.
+    """Greet, then connect what the other end opens to this port, until it ends.
 
-    What follows the greeting in its line says why nothing can be carried.
+    Text after the greeting, in its line, says why that is impossible.
     """
     loop = asyncio.get_event_loop()
     reader = asyncio.StreamReader()
@@ -197,7 +198,6 @@ def main(arguments: "list[str]") -> int:
     (port,) = arguments
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    # Not as text: nothing here is.
     stdin, stdout = (os.fdopen(number, mode, 0) for number, mode in ((0, "rb"), (1, "wb")))
     loop.run_until_complete(serve(int(port), stdin, stdout))
     return 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def site(apptainers: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
-    """Describe this host; `apptainers` holds the command to look for (default: apptainer)."""
+    """Describe this host; `apptainers` may hold the command to look for (default: apptainer)."""
     account = pwd.getpwuid(os.getuid())
     return {
         "hostname": socket.gethostname(),
@@ -43,7 +43,7 @@ def site(apptainers: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
 
 
 def apptainer(name: str, env: "dict[str, str]") -> "dict[str, Any] | None":
-    """Return path, version, whether its setuid starter may be used, and the CNI networks it offers; or None."""
+    """Return path, version, whether its setuid starter may be used, and its CNI networks; or None."""
     path = commands.find(name, env)
     if path is None:
         return None
@@ -92,7 +92,7 @@ def cni_networks(directory: str) -> "dict[str, list[str]]":
 
 
 def subordinate(path: str, account: "pwd.struct_passwd") -> "list[int] | None":
-    """Return [first, count] of the user's largest range of subordinate ids, or None if the file gives none."""
+    """Return [first, count] of the user's largest range of subordinate ids, or None if the file has none."""
     best = None  # type: list[int] | None
     try:
         with open(path) as file:
@@ -108,7 +108,7 @@ def subordinate(path: str, account: "pwd.struct_passwd") -> "list[int] | None":
 
 
 def addresses() -> "list[list[str]]":
-    """Return [[interface, IPv4 address]] of the interfaces that are not loopback."""
+    """Return [[interface, IPv4 address]] without loopback."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         buffer = array.array("B", bytes(64 << 10))

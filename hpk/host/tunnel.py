@@ -1,11 +1,13 @@
-"""A tunnel to the API server, for hosts that do not reach its port.
+"""The tunnel: leads to the API server from a host that cannot reach its port.
 
-    python3 host.pyz tunnel --state DIR      listens on this host's loopback
+    python3 host.pyz tunnel --state DIR
 
-It starts the relay by srun, as a step of the control plane's job, which works wherever jobs can be started; or by
-ssh.  It prints one line of JSON when it listens: its record, or ``{"error": "..."}``.
+It listens on this host's loopback, and starts the relay by srun, as a step of the control plane's job, which works
+wherever jobs can be started; or by ssh. It prints one line of JSON when it listens: its record, or ``{"error":
+"..."}``.
 
-Whoever is on this host can connect to the port, as to the API server's own port elsewhere; it asks for credentials.
+Anybody on this host can connect to the port, as to the API server's own port elsewhere; the API server asks for
+credentials.
 """
 
 import argparse
@@ -29,21 +31,22 @@ if TYPE_CHECKING:
 
 MOST_CHANNELS = 512
 PAUSE_SECONDS = 5.0
-"""Between attempts to connect anew, which are made only when somebody asks for a connection."""
+"""Pause between attempts to connect, which are made only for a client's connection."""
 IDLE_SECONDS = 1800.0
-"""A tunnel in the background ends when nobody has used it for so long."""
+"""A tunnel in the background ends after this time without use."""
 LOCK_SECONDS = 45.0
 
 
 class Tunnel:
-    """Listens on loopback, and has a line when there is a use for it."""
+    """Listens on loopback, and connects to a relay when a client needs it."""
 
     def __init__(self, state: str, ways: "Sequence[str]", *, is_held: bool) -> None:
         self.stop = asyncio.Event()
         self.target = dial.Target(state)
         self._state = state
         self._ways = ways
-        self._program = dial.placed(sys.argv[0], state)
+        with open(sys.argv[0], "rb") as file:
+            self._program = file.read()  # another version's launcher may remove it
         self._is_held = is_held
         self._line = None  # type: dial.RelayConnection | None
         self._carrying = None  # type: Any
@@ -52,16 +55,12 @@ class Tunnel:
         self.used_at = time.monotonic()
 
     async def connect(self) -> dial.RelayConnection:
-        """Return the line that there is, or a new one.
-
-        Raises:
-            dial.Problem: By none of the ways; says why for each.
-        """
+        """Return the line to the relay, a new one if needed; raise dial.Problem if no way works."""
         async with self._connecting:
             if self._line is not None:
                 return self._line
             if self._failed_at is not None and time.monotonic() - self._failed_at < PAUSE_SECONDS:
-                raise dial.Problem("no line just now")
+                raise dial.Problem("the tunnel has just failed to connect; try again in a few seconds")
             try:
                 self._line = await self._dial()
             except dial.Problem:
@@ -73,7 +72,7 @@ class Tunnel:
     async def _dial(self) -> dial.RelayConnection:
         self.target = dial.Target(self._state)
         problems = []
-        for way, argv in self.target.commands(self._program, self._ways):
+        for way, argv in self.target.commands(dial.placed(self._program, self._state), self._ways):
             line = dial.RelayConnection(way)
             try:
                 await line.start(argv)
@@ -81,7 +80,9 @@ class Tunnel:
                 problems.append(str(problem))
             else:
                 return line
-        raise dial.Problem("; ".join(problems) or "it runs in no job, and ssh is not allowed (HPK_CONNECT)")
+        raise dial.Problem(
+            "; ".join(problems) or "the control plane runs in no job, and ssh is not allowed (HPK_CONNECT)"
+        )
 
     async def _carry(self, line: dial.RelayConnection) -> None:
         await line.link.run()
@@ -90,10 +91,10 @@ class Tunnel:
         if not self._is_held:
             self.stop.set()
         elif not self.stop.is_set():
-            say(f"the tunnel is lost{line.why()}; it is made anew when it is used")
+            say(f"the tunnel is lost{line.why()}; its next use reconnects it")
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry a client's connection; close it if that cannot be."""
+        """Carry a client's connection; close it if that is impossible."""
         self.used_at = time.monotonic()
         try:
             line = await self.connect()
@@ -108,7 +109,7 @@ class Tunnel:
             writer.close()
 
     async def end_when_idle(self) -> None:
-        """Stop when nobody has used it for long."""
+        """Stop when nobody has used the tunnel for long."""
         while True:
             await asyncio.sleep(min(IDLE_SECONDS / 10, 60.0))
             if self._line is not None and self._line.link.channels:
@@ -117,7 +118,7 @@ class Tunnel:
                 self.stop.set()
 
     async def end(self) -> None:
-        """Hang up."""
+        """Close the connection to the relay."""
         self.stop.set()
         if self._line is not None:
             await self._line.end()
@@ -125,13 +126,13 @@ class Tunnel:
 
 
 def say(text: str) -> None:
-    """Tell whoever holds the tunnel."""
+    """Tell the user who holds the tunnel."""
     sys.stderr.write("hpk: " + text + "\n")
     sys.stderr.flush()
 
 
 async def serve(options: "argparse.Namespace", lock: "Any") -> None:
-    """Listen until told to stop; raise dial.Problem if there is no line to begin with."""
+    """Listen until told to stop; raise dial.Problem if the first connection to a relay fails."""
     loop = asyncio.get_event_loop()
     tunnel = Tunnel(options.state, options.ways.split(","), is_held=options.hold)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -147,7 +148,7 @@ async def serve(options: "argparse.Namespace", lock: "Any") -> None:
     path = protocol.tunnel_record(options.state)
     try:
         dial.put(path, json.dumps(record).encode(), "the tunnel's record")
-    except dial.Problem:  # nobody would find it
+    except dial.Problem:  # without a record nobody finds it
         await tunnel.end()
         raise
     answer(record)
@@ -176,7 +177,7 @@ def _until_closed(loop: "Any", stop: "asyncio.Event") -> None:
 
 
 async def _listen(tunnel: Tunnel, port: int) -> "Any":
-    """Listen on the API server's own port where it is free, so that it is the same on all login hosts."""
+    """Listen on the API server's own port if it is free, so that the port is the same on all login hosts."""
     try:
         return await asyncio.start_server(tunnel.accept, relay.LOOPBACK, port or tunnel.target.port)
     except OSError as error:
@@ -188,11 +189,11 @@ async def _listen(tunnel: Tunnel, port: int) -> "Any":
         return await asyncio.start_server(tunnel.accept, relay.LOOPBACK, 0)
 
 
-# The record of the tunnel of a host
+# The record of a host's tunnel
 
 
 def known(path: str) -> "dict[str, Any] | None":
-    """Return the record of a tunnel that lives, or None."""
+    """Return the record of a tunnel that is alive, or None."""
     try:
         with open(path) as file:
             record = json.load(file)  # type: dict[str, Any]
@@ -202,13 +203,13 @@ def known(path: str) -> "dict[str, Any] | None":
 
 
 def started(pid: int) -> str:
-    """Return when the kernel started this process, in ticks since boot; with the pid its identity."""
+    """Return the process's start time in ticks since boot, which identifies it together with its pid."""
     with open("/proc/%d/stat" % pid) as file:
         return file.read().rpartition(")")[2].split()[19]
 
 
 def answer(record: "dict[str, Any]") -> None:
-    """Print the one line, and let go of standard output."""
+    """Print the one line, and redirect standard output to /dev/null."""
     sys.stdout.write(json.dumps(record) + "\n")
     sys.stdout.flush()
     null = os.open(os.devnull, os.O_WRONLY)
@@ -217,10 +218,10 @@ def answer(record: "dict[str, Any]") -> None:
 
 
 def locked(path: str) -> "socket.socket":
-    """Return a socket of a name that one process on this host can have: two who want a tunnel shall make one.
+    """Return a socket with a name that only one process on this host can have, so that two commands make one tunnel.
 
-    Not a lock of a file: shared homes often have none.  Whoever holds the name for longer than a tunnel takes to be
-    made, such as another user out of malice, is not waited for.
+    A file lock does not do: shared homes often have none. After LOCK_SECONDS, longer than making a tunnel takes,
+    continue without the name: another user may hold it out of malice.
     """
     name = "\0hpk-tunnel-%d-%s" % (os.getuid(), hashlib.sha256(path.encode()).hexdigest()[:16])
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -241,7 +242,7 @@ def settle(options: "argparse.Namespace") -> "dict[str, Any] | None":
     record = known(path)
     if record is None:
         return None
-    if record["held"]:  # it finds the way to another control plane by itself
+    if record["held"]:  # it follows the control plane by itself
         if options.hold:
             raise dial.Problem("'hpk connect' runs on this host already (process %(pid)d, port %(port)d)" % record)
         return record

@@ -26,6 +26,7 @@ FACTS = (
     "node=$SLURMD_NODENAME",
     "gpus=$CUDA_VISIBLE_DEVICES",
     "host_ip=$HPK_HOST_IP",
+    "script_seconds=$SECONDS",
 )
 """Facts that only the job knows, for :class:`hpk.agent.boot.sandbox.JobFacts`."""
 WARM = '"${warm[@]}"'

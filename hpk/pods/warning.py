@@ -5,7 +5,8 @@ early enough for the pod's grace. If the user's flags ask for a signal too, the 
 enough for the earlier of the two, and the agent handles the other when it is due.
 
 A pod runs for at least half of its time limit, however long its grace. If the limit is only a few minutes, Slurm's
-warning is too coarse for that: the agent then waits by its own clock before it ends the pod.
+warning is too coarse for that: the agent then waits by its own clock, from the start of the job's script, before it
+ends the pod.
 """
 
 from __future__ import annotations

@@ -12,10 +12,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -254,6 +256,24 @@ def test_two_commands_may_bring_the_gateway_at_once(
     assert launcher.gateway_file("apptainer", str(image), str(tmp_path), str(tmp_path / "local")) == str(path)
     assert set(removed) == older
     assert list(library.iterdir()) == [path]
+
+
+def test_copies_that_nothing_uses_are_swept(launcher: ModuleType, tmp_path: Path) -> None:
+    """What a killed command left half, and the programs of tunnels a month ago; not what may be in use."""
+    host, dead = socket.gethostname(), 4194305
+    kept = {
+        "gateway-2-2.pyz",
+        "host-new.pyz",
+        f"host-new.pyz.{host}.{os.getpid()}",
+        f"gateway-2-2.pyz.elsewhere.{dead}",
+        f"gateway-2-2.pyz.{host}.notes",
+    }
+    swept = {"gateway-1-1.pyz", "host-old.pyz", f"gateway-1-1.pyz.{host}.{dead}", f"host-old.pyz.{host}.{dead}"}
+    for name in kept | swept:
+        (tmp_path / name).touch()
+    os.utime(tmp_path / "host-old.pyz", (0, time.time() - launcher.UNUSED_SECONDS - 1))
+    launcher.sweep(str(tmp_path), str(tmp_path / "gateway-2-2.pyz"))
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 class Job:

@@ -1,6 +1,6 @@
-"""Runs before the first container's process: makes the sandbox and asks crun for the containers.
+"""Runs before the first container's process: makes the sandbox and starts crun.
 
-Each of these modules stands between sbatch and the user's process.  So it imports nothing but the cheap part of the
-standard library: no re, enum, typing, dataclasses, subprocess, json, socket or asyncio.  A unit test holds that.
-``pause`` and ``seccomp`` are imported only for the pods that ask for them.
+Each of these modules delays every pod, so it imports only cheap parts of the standard library: no re, enum, typing,
+dataclasses, subprocess, json, socket or asyncio. A unit test checks this. ``pause`` and ``seccomp`` are imported only
+for pods that need them.
 """

@@ -1,8 +1,8 @@
-"""The memory cgroup that this process is in, which Slurm made for its job: what the kernel charges, and whom it killed.
+"""The job's memory cgroup, made by Slurm: its usage, and how many of its processes the kernel has killed.
 
-Slurm's layouts (cgroup.conf(5), cgroup_v2): v1 ``/slurm_<node>/uid_<uid>/job_<id>/step_batch/task_0`` below the
-memory controller's mount; v2 ``/system.slice/slurmstepd.scope/job_<id>/step_batch/user/task_0``.  All processes of a
-pod are in one of these, so it knows the sum of the containers, not each.
+Slurm's layouts (cgroup.conf(5), cgroup_v2): v1 ``/slurm_<node>/uid_<uid>/job_<id>/step_batch/task_0`` below the memory
+controller's mount; v2 ``/system.slice/slurmstepd.scope/job_<id>/step_batch/user/task_0``. All processes of a pod are in
+one of these, so its usage is the sum of all containers.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ MOUNTED = "/sys/fs/cgroup"
 
 
 class MemoryCgroup:
-    """A directory of the cgroup file system, and whether it is of version 1."""
+    """A directory of the cgroup file system, version 1 or 2."""
 
     def __init__(self, directory: str, *, is_v1: bool) -> None:
         self.directory = directory
         self.is_v1 = is_v1
 
     def working_set_bytes(self) -> int | None:
-        """What is charged, without the page cache that the kernel would reclaim first; None if it cannot be read.
+        """Return the usage without the page cache that the kernel reclaims first; None if it cannot be read.
 
-        The kubelet's working set (cadvisor, ``container/libcontainer/handler.go``), and what of it is swapped out.
+        This is the kubelet's working set (cadvisor, ``container/libcontainer/handler.go``) plus what is swapped out.
         """
         usage, cache = ("usage_in_bytes", "total_inactive_file") if self.is_v1 else ("current", "inactive_file")
         try:
-            charged = int(_read(f"{self.directory}/memory.{usage}"))
+            charged = int(read(f"{self.directory}/memory.{usage}"))
             values = _values(f"{self.directory}/memory.stat")
             return max(0, charged - values.get(cache, 0)) + self._swapped_bytes(values)
         except (OSError, ValueError):
@@ -36,12 +36,12 @@ class MemoryCgroup:
         if self.is_v1:
             return values.get("total_swap", 0)
         try:
-            return int(_read(f"{self.directory}/memory.swap.current"))
+            return int(read(f"{self.directory}/memory.swap.current"))
         except FileNotFoundError:
             return 0  # a kernel without swap
 
     def kills(self) -> int:
-        """How many processes in it the kernel has killed for want of memory; 0 where it does not say."""
+        """Return how many of its processes the kernel has killed for lack of memory; 0 if unknown."""
         name = "oom_control" if self.is_v1 else "events"
         try:
             return _values(f"{self.directory}/memory.{name}").get("oom_kill", 0)
@@ -50,15 +50,15 @@ class MemoryCgroup:
 
 
 def own(*, root: str = "/", covered: int | None = None) -> MemoryCgroup | None:
-    """The memory cgroup of this process, or the nearest one above that counts; None where none is in sight.
+    """Return this process's memory cgroup, or the nearest ancestor with counters; None if none is visible.
 
     Args:
-        covered: A descriptor of :data:`MOUNTED` as it was before something was mounted there.
-        root: In whose /proc and /sys to look; for tests.
+        root: The parent of the /proc and /sys to read, for tests.
+        covered: A descriptor of :data:`MOUNTED`, opened before something was mounted over it.
     """
     try:
-        paths = _own_paths(_read(os.path.join(root, "proc/self/cgroup")))
-        mounts = _mounts(_read(os.path.join(root, "proc/self/mountinfo")))
+        paths = _own_paths(read(os.path.join(root, "proc/self/cgroup")))
+        mounts = _mounts(read(os.path.join(root, "proc/self/mountinfo")))
     except (OSError, ValueError, IndexError):
         return None
     is_v1 = "memory" in paths
@@ -67,7 +67,7 @@ def own(*, root: str = "/", covered: int | None = None) -> MemoryCgroup | None:
         return None
     mounted_root, mount_point = mount
     inside = path.removeprefix(mounted_root.rstrip("/")).strip("/")
-    if not path.startswith(mounted_root):  # what is mounted is not where we are
+    if not path.startswith(mounted_root):  # the mount shows another part of the hierarchy
         return None
     if covered is not None and _is_usual(mount_point):
         mount_point = f"/proc/self/fd/{covered}" + mount_point.removeprefix(MOUNTED)
@@ -82,7 +82,7 @@ def own(*, root: str = "/", covered: int | None = None) -> MemoryCgroup | None:
 
 
 def _own_paths(text: str) -> dict[str, str]:
-    """Controller → path; version 2 as the controller without a name."""
+    """Return controller → path; the name of version 2 is empty."""
     paths: dict[str, str] = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -91,9 +91,9 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Controller → root within the hierarchy and mount point (proc_pid_mountinfo(5)); version 2 without a name.
+    """Return controller → (root within the hierarchy, mount point); the name of version 2 is empty.
 
-    Of several the one at the usual place: a pod that sees its node's files sees them there, too.
+    See proc_pid_mountinfo(5). The usual mount point wins: a pod that sees its node's files sees their mounts, too.
     """
     mounts: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
@@ -111,11 +111,12 @@ def _is_usual(mount_point: str) -> bool:
 
 
 def _values(path: str) -> dict[str, int]:
-    """The numbers of a file that has a name and a number in each line."""
-    pairs = (line.split() for line in _read(path).splitlines())
+    """Return the numbers of a file with a name and a number on each line."""
+    pairs = (line.split() for line in read(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}  # noqa: PLR2004 - a pair
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """Return a file's text; what is not UTF-8 becomes surrogates."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()

@@ -1,7 +1,7 @@
-"""A pod runs once: the first job that comes to it leaves its name, and any other goes away.
+"""The claim: the first job that starts a pod creates a file with its job ID; any other job exits.
 
-Two jobs can be made for a pod where sbatch's answer was lost, or where a job died before it said anything and
-Slurm has forgotten it.  O_EXCL holds between hosts, over NFS as well.
+A pod can have two jobs if sbatch's answer was lost, or if a job died before it reported and Slurm has forgotten it.
+O_EXCL works between hosts, over NFS as well.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import os
 
 
 class Taken(Exception):
-    """There is a claim; the text says whose.
+    """The pod is claimed; the text names the job.
 
     Attributes:
-        job_id: Of the job that made it; empty if it could not say.
+        job_id: The job that claimed it; empty if the file does not say.
     """
 
     def __init__(self, message: str, *, job_id: str) -> None:
@@ -22,11 +22,11 @@ class Taken(Exception):
 
 
 def take(path: str, job_id: str) -> None:
-    """Make the claim for this job.
+    """Claim the pod for this job.
 
     Raises:
-        Taken: There is one.
-        OSError: It cannot be written.
+        Taken: Another job, or this one, has claimed it.
+        OSError: The file cannot be written.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,6 +1,6 @@
-"""Where crun delivers the terminal of a process: it makes it in the container, so that programs know its name.
+"""Receives a process's terminal from crun, which makes it inside the container so that programs know its name.
 
-Cheap to import: a container with ``tty: true`` has one before the event loop begins.
+Cheap to import: a container with ``tty: true`` starts before the event loop.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _DESCRIPTOR = 4
 
 
 class Console:
-    """A Unix socket for one terminal."""
+    """A Unix socket to which crun sends one terminal."""
 
     def __init__(self, directory: str) -> None:
-        """Listen in a directory that only we can enter.
+        """Listen in a directory that only this user may enter.
 
         Raises:
             OSError: The path is too long for a socket, or the disk is full.
@@ -32,11 +32,11 @@ class Console:
             raise
 
     def fileno(self) -> int:
-        """Readable when the terminal has been sent."""
+        """Return the descriptor, which is readable when the terminal has been sent."""
         return int(self._socket.fileno())
 
     def take(self) -> int:
-        """Our end of the terminal, which crun has sent or is about to; the caller closes it.
+        """Return our end of the terminal, which crun has sent or is about to send; the caller closes it.
 
         Raises:
             OSError: It was not sent.
@@ -53,10 +53,10 @@ class Console:
         for level, kind, data in ancillary:
             if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS) and len(data) >= _DESCRIPTOR:
                 return int.from_bytes(data[:_DESCRIPTOR], sys.byteorder)
-        raise OSError("Cannot have a terminal: crun sent none")
+        raise OSError("Cannot open a terminal: crun sent none")
 
     def close(self) -> None:
-        """Remove the socket; what was taken stays. Idempotent."""
+        """Remove the socket; a terminal that was taken stays open. Idempotent."""
         self._socket.close()
         try:  # noqa: SIM105 - contextlib takes time
             os.unlink(self.path)

@@ -1,7 +1,7 @@
 """A pod's own /etc/hosts and /etc/resolv.conf, from its plan and the node's files; pure.
 
-As the kubelet makes them: pkg/kubelet/network/dns/dns.go (appendDNSConfig, formDNSConfigFitsLimits) and
-nodeHostsFileContent in pkg/kubelet/kubelet_pods.go of Kubernetes 1.37.
+Follows pkg/kubelet/network/dns/dns.go (appendDNSConfig, formDNSConfigFitsLimits) and nodeHostsFileContent in
+pkg/kubelet/kubelet_pods.go of Kubernetes 1.37.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LONGEST_LINE = 2048
 
 
 def hosts(text: str, *, node: str) -> str:
-    """Return the plan's hosts file with the node's own text, where a pod of the host's network has it."""
+    """Return the plan's hosts file; for a pod of the host's network, insert the node's own text."""
     return text.replace(jobdir.NODE_HOSTS, node) if jobdir.NODE_HOSTS in text else text
 
 
 def resolv_conf(base: str, dns: records.Dns) -> tuple[str, list[str]]:
-    """Return a resolv.conf with what the pod adds to the base, and what had to be left out, in the kubelet's words."""
+    """Return the base with the pod's additions, and the kubelet's messages about what exceeds the limits."""
     servers, searches, options = parse(base)
     servers = _unique([*servers, *dns["nameservers"]])
     searches = _unique([*searches, *dns["searches"]])
@@ -69,7 +69,7 @@ def parse(text: str) -> tuple[list[str], list[str], dict[str, str | None]]:
 
 
 def _fitting(searches: list[str]) -> list[str]:
-    """Return the search paths that a resolver can take: 32, none too long, 2,048 characters in all."""
+    """Return the search paths within a resolver's limits: 32, none too long, 2,048 characters in all."""
     found = [path for path in searches[:MOST_SEARCHES] if len(path) <= LONGEST_SEARCH]
     while len(" ".join(found)) > LONGEST_LINE:
         found.pop()

@@ -1,8 +1,8 @@
-"""Image files as directories, and a writable layer over them for each run of a container.
+"""Mounts image files, and makes a writable layer over them for each run of a container.
 
-Every distinct image of the pod is mounted once (squashfuse: the kernel lets only root mount squashfs, and
-would show the host's user ids).  Over it lies an overlay whose upper directory is on scratch: the kernel's own
-where it works in a user namespace (5.11), else fuse-overlayfs.
+Each image of the pod is mounted once, by squashfuse: the kernel lets only root mount squashfs, and would show the
+host's user ids. The layer is an overlay whose upper directory is on scratch: the kernel's overlayfs if it works in a
+user namespace (Linux 5.11), else fuse-overlayfs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Images:
         self._mounted: dict[tuple[str, int], str] = {}
 
     def start(self, file: str, *, offset: int) -> None:
-        """Begin to mount an image; nothing happens if that was done before."""
+        """Start mounting an image, unless it was started before."""
         key = (file, offset)
         if key in self._mounted:
             return
@@ -38,19 +38,19 @@ class Images:
         self._mounted[key] = target
 
     def started(self, file: str, *, offset: int) -> int:
-        """The process that mounts an image now, to be waited for and told to :meth:`settled`; 0 if none does."""
+        """Return the process that is mounting an image, or 0; tell :meth:`settled` how it ended."""
         return self._processes.get((file, offset), 0)
 
     def settled(self, file: str, *, offset: int, status: int) -> None:
-        """The process that mounts an image has ended like this, as an event loop's reaper found."""
+        """Record how the process that mounts an image ended, as collected by the event loop's reaper."""
         self._processes.pop((file, offset), None)
         self._statuses.setdefault((file, offset), status)
 
     def ready(self, file: str, *, offset: int) -> str:
-        """The directory of an image that was started; waits the few milliseconds until it is mounted.
+        """Return the directory of an image that was started; wait the few milliseconds until it is mounted.
 
         Raises:
-            OSError: The file is no squashfs, or FUSE is not to be had; what the program said is in the job's output.
+            OSError: The file is not squashfs, or FUSE is missing; squashfuse's message is in the job's output.
         """
         key = (file, offset)
         if (status := self._status(key)) != 0:
@@ -58,7 +58,7 @@ class Images:
         return self._mounted[key]
 
     def settle(self) -> None:
-        """Wait for all that were started, before an event loop's reaper would collect their ends."""
+        """Wait for all that were started, before the event loop's reaper would collect their ends."""
         for key in self._mounted:
             self._status(key)
 
@@ -75,7 +75,7 @@ class Images:
 
 
 def make_writable(lower: str, directory: str) -> str:
-    """Make a root file system in ``directory`` that shows ``lower`` and takes changes; returns its path.
+    """Make a writable root file system in ``directory`` over ``lower``; return its path.
 
     Raises:
         OSError: No kind of overlay works here.
@@ -102,7 +102,7 @@ def make_writable(lower: str, directory: str) -> str:
 
 
 def unmount_quietly(target: str) -> None:
-    """Unmount what may already be gone."""
+    """Unmount; print an error, such as that nothing is mounted."""
     try:
         linux.unmount(target)
     except OSError as error:
@@ -110,7 +110,7 @@ def unmount_quietly(target: str) -> None:
 
 
 def _has_attributes(directory: str) -> bool:
-    """Whether overlayfs can mark a directory as replaced there (tmpfs cannot before Linux 6.6)."""
+    """Return whether overlayfs can mark replaced directories there (not on tmpfs before Linux 6.6)."""
     try:
         os.setxattr(directory, "user.hpk", b"")
     except OSError:

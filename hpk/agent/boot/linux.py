@@ -1,4 +1,7 @@
-"""System calls that Python has no name for, or only in modules that take time: mounts, the host name, limits."""
+"""System calls that Python lacks, or has only in slow modules: mounts, namespaces, host name, limits.
+
+Except for :func:`raise_limits`, they raise OSError with what was tried if the kernel or the site does not allow it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _RLIMIT_FILES = 7
 _LIMITS = (0, 1, 2, 5, 6, _RLIMIT_FILES, 8, 9, 11, 12)
 """CPU, FSIZE, DATA, RSS, NPROC, NOFILE, MEMLOCK, AS, SIGPENDING, MSGQUEUE (asm-generic/resource.h)."""
 _MOST_FILES = 1 << 20
-"""As containerd had it for years: some programs close every descriptor up to the limit before they start."""
+"""containerd's old default: some programs close every descriptor up to the limit before they start."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,11 +41,7 @@ def _check(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str, *, flags: int = 0, options: str = "") -> None:
-    """Mount a file system.
-
-    Raises:
-        OSError: The kernel refused; the text names source, target and kind.
-    """
+    """Mount a file system."""
     result = _libc.mount(
         os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), os.fsencode(options)
     )
@@ -50,55 +49,39 @@ def mount(source: str, target: str, kind: str, *, flags: int = 0, options: str =
 
 
 def unmount(target: str) -> None:
-    """Take the file system away from the tree at once; it ends when its last user has gone.
-
-    Raises:
-        OSError: Nothing is mounted there.
-    """
+    """Detach the file system from the tree at once; it ends when its last user has gone."""
     _check(_libc.umount2(os.fsencode(target), _DETACH), f"unmount {target}")
 
 
 def enter_root() -> None:
-    """Make the working directory, where something is mounted, the root of this mount namespace, and drop the old one.
-
-    Raises:
-        OSError: The kernel refused.
-    """
-    # On top of each other, as pivot_root(2) has it: no directory for the old one is needed.
+    """Make the working directory, a mount point, the root of this mount namespace, and drop the old root."""
+    # Stacked, as in pivot_root(2), so that the old root needs no directory.
     _check(_libc.pivot_root(b".", b"."), "change the root")
     unmount(".")
     os.chdir("/")
 
 
 def unshare(flags: int) -> None:
-    """Move this process, which must have one thread only, into new namespaces.
-
-    Raises:
-        OSError: The kernel or the site's administrator does not allow it.
-    """
+    """Move this process, which must have only one thread, into new namespaces."""
     _check(_libc.unshare(flags), "make namespaces")
 
 
 def set_hostname(name: str) -> None:
-    """Name this UTS namespace.
-
-    Raises:
-        OSError: The namespace is the host's.
-    """
+    """Set the host name of this UTS namespace, which must not be the host's."""
     raw = name.encode()
     _check(_libc.sethostname(raw, len(raw)), f"set host name {name}")
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of all descendants that lose theirs, so that it learns how each one ended."""
+    """Become the parent of all orphaned descendants, to learn how each one ended."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "become the reaper of orphans")
 
 
 def raise_limits() -> None:
-    """Raise this process's soft limits to the hard ones: Slurm passes on those of the shell that submitted the job.
+    """Raise this process's soft limits to the hard ones; Slurm passes on those of the shell that submitted the job.
 
-    A login shell's soft limit of 1,024 files is meant for select(2); containerd gives containers what is allowed.
-    Stack and core files keep their soft limit: it is the size of a thread's stack, and core files were not asked for.
+    A login shell's soft limit of 1,024 files is meant for select(2); containerd gives containers what is allowed. Stack
+    and core keep their soft limits: they set the size of a thread's stack, and nobody asked for core files.
     """
     limits = (ctypes.c_ulong * 2)()
     for kind in _LIMITS:
@@ -108,4 +91,4 @@ def raise_limits() -> None:
         wanted = max(soft, min(hard, _MOST_FILES)) if kind == _RLIMIT_FILES else hard
         if wanted != soft:
             limits[0] = wanted
-            _libc.setrlimit(kind, limits)  # the hard limit stays, so nobody forbids it
+            _libc.setrlimit(kind, limits)  # allowed, because the hard limit stays

@@ -1,4 +1,4 @@
-"""The OCI runtime configuration of one container: pure, from the plan and what the sandbox has made ready."""
+"""The OCI runtime configuration of one container, from its plan and the prepared sandbox; pure."""
 
 from __future__ import annotations
 
@@ -9,49 +9,28 @@ if TYPE_CHECKING:
     from hpk import records
     from hpk.agent.boot import users
 
-# containerd's defaults (containerd/oci/spec.go): what a container may do without being asked about it.
+# containerd's defaults (containerd/oci/spec.go).
 CAPABILITIES = (
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FSETID",
-    "CAP_FOWNER",
-    "CAP_MKNOD",
-    "CAP_NET_RAW",
-    "CAP_SETGID",
-    "CAP_SETUID",
-    "CAP_SETFCAP",
-    "CAP_SETPCAP",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_SYS_CHROOT",
-    "CAP_KILL",
-    "CAP_AUDIT_WRITE",
-)
+    "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
+    "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+)  # fmt: skip
 ALL_CAPABILITIES = (
     *CAPABILITIES,
-    *("CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_BLOCK_SUSPEND", "CAP_BPF", "CAP_CHECKPOINT_RESTORE"),
-    *("CAP_DAC_READ_SEARCH", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_LEASE", "CAP_LINUX_IMMUTABLE"),
-    *("CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_NET_ADMIN", "CAP_NET_BROADCAST", "CAP_PERFMON"),
-    *("CAP_SYSLOG", "CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_MODULE", "CAP_SYS_NICE", "CAP_SYS_PACCT"),
-    *("CAP_SYS_PTRACE", "CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_WAKE_ALARM"),
-)
+    "CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_BLOCK_SUSPEND", "CAP_BPF", "CAP_CHECKPOINT_RESTORE",
+    "CAP_DAC_READ_SEARCH", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_LEASE", "CAP_LINUX_IMMUTABLE",
+    "CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_NET_ADMIN", "CAP_NET_BROADCAST", "CAP_PERFMON",
+    "CAP_SYSLOG", "CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_MODULE", "CAP_SYS_NICE", "CAP_SYS_PACCT",
+    "CAP_SYS_PTRACE", "CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_WAKE_ALARM",
+)  # fmt: skip
 MASKED = (
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+    "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
     "/sys/devices/virtual/powercap",
-)
+)  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-DEFAULT_TERMINAL = "xterm"  # what containerd says
+DEFAULT_TERMINAL = "xterm"  # containerd's
 
 
 class Bind:
@@ -64,10 +43,10 @@ class Bind:
 
 
 class Neighbour:
-    """Whose processes a container shares: another container's, or all of the pod's.
+    """The owner of the processes that a container shares: another container, or the whole pod.
 
     Attributes:
-        name: For messages.
+        name: A name for messages.
         processes: The path of its PID namespace.
         users: The path of its user namespace.
         ids: Its process's uid and gid.
@@ -94,23 +73,23 @@ def configuration(
     neighbour: Neighbour | None = None,
     seccomp: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The whole ``config.json``.
+    """Return the whole ``config.json``.
 
     Args:
         container: The plan's container.
-        root: The container's root file system, writable.
-        identity: Who runs.
-        argv: With addresses filled in.
-        env: Names and values, with addresses filled in; a later one of the same name wins.
-        binds: Volumes and the pod's own files; where two have the same path the later wins.
-        owns_network: Whether the sandbox has a network namespace of its own, without which sysfs is the host's.
-        oom_score: ``oom_score_adj`` of the container.
-        one_id: Where the pod has one id only: the directory with what a nested user namespace cannot mount.
+        root: The path of its root file system, writable.
+        identity: The user of its process.
+        argv: Its command, with addresses filled in.
+        env: Names and values, with addresses filled in; the last one of a name wins.
+        binds: Volumes and the pod's own files; the last one of a path wins.
+        owns_network: Whether the sandbox has its own network namespace; without one, sysfs is the host's.
+        oom_score: Its ``oom_score_adj``.
+        one_id: If the pod has one id: the directory of mounts that a nested user namespace cannot make.
         neighbour: Whose processes it shares.
-        seccomp: The filter of its system calls, if it is to have one.
+        seccomp: Its system call filter, if any.
 
     Raises:
-        ValueError: It cannot share them, being in another user namespace.
+        ValueError: It cannot share them from another user namespace.
     """
     processes = {"type": "pid", "path": neighbour.processes} if neighbour else {"type": "pid"}
     namespaces: list[dict[str, str]] = [processes, {"type": "mount"}]
@@ -118,9 +97,8 @@ def configuration(
     nested = None
     ids = (identity.uid, identity.gid)
     if one_id is not None and ids != (0, 0):
-        # The pod's one id under another number: what it owns is the container's.
-        nested = one_id
-        # Also where it joins one: crun must know that there is no root in it.
+        nested = one_id  # a namespace that shows the pod's one id under the container's number
+        # Needed also to join one: crun must know that it has no root.
         mappings = {"uidMappings": _mapping(identity.uid), "gidMappings": _mapping(identity.gid)}
         namespaces.append(_user_namespace(ids, neighbour))
     return {
@@ -129,7 +107,7 @@ def configuration(
         "root": {"path": root, "readonly": container["read_only_root"]},
         "mounts": _mounts(binds, owns_network=owns_network, has_one_id=one_id is not None, nested=nested),
         "linux": {
-            # The rest (network, ipc, uts, most often user) is the sandbox's: shared by the pod's containers.
+            # Containers share the sandbox's other namespaces: network, ipc, uts, and usually user.
             "namespaces": namespaces,
             **mappings,
             "maskedPaths": list(MASKED),
@@ -153,13 +131,9 @@ def _user_namespace(ids: tuple[int, int], neighbour: Neighbour | None) -> dict[s
 
 
 def process(
-    container: records.ContainerPlan,
-    *,
-    identity: users.ContainerUser,
-    argv: list[str],
-    env: list[list[str]],
+    container: records.ContainerPlan, *, identity: users.ContainerUser, argv: list[str], env: list[list[str]]
 ) -> dict[str, Any]:
-    """The ``process`` object of a configuration, or of an exec into the running container."""
+    """Return the ``process`` object of a configuration, or of an exec into the running container."""
     values = dict(env)
     values.setdefault("PATH", DEFAULT_PATH)
     if container["tty"]:
@@ -177,7 +151,7 @@ def process(
 
 
 def capabilities(add: list[str], drop: list[str]) -> list[str]:
-    """The capability set, as containerd: drops from the default, then additions; ``ALL`` in either, ``CAP_`` or not."""
+    """Return the capability set as containerd does: drop from the default, then add; ``ALL`` works in both."""
     added = {_capability(name) for name in add}
     dropped = {_capability(name) for name in drop}
     granted = set(ALL_CAPABILITIES if "CAP_ALL" in added else CAPABILITIES)
@@ -197,25 +171,20 @@ def _mapping(number: int) -> list[dict[str, int]]:
 
 
 def _mounts(binds: list[Bind], *, owns_network: bool, has_one_id: bool, nested: str | None) -> list[dict[str, Any]]:
-    terminals = "" if has_one_id else ",gid=5"
+    terminals, bound = "" if has_one_id else ",gid=5", "rbind,rprivate,nosuid,noexec,nodev"
     base: list[dict[str, Any]] = [
         _mount("/proc", "proc", "proc", "nosuid,noexec,nodev"),
         _mount("/dev", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
         _mount("/dev/pts", "devpts", "devpts", f"nosuid,noexec,newinstance,ptmxmode=0666,mode=0620{terminals}"),
         _mount("/dev/mqueue", "mqueue", "mqueue", "nosuid,noexec,nodev")
         if nested is None
-        else _mount("/dev/mqueue", "bind", f"{nested}/mqueue", "rbind,rprivate,nosuid,noexec,nodev"),
+        else _mount("/dev/mqueue", "bind", f"{nested}/mqueue", bound),
         _mount("/sys", "sysfs", "sysfs", "nosuid,noexec,nodev,ro")
         if owns_network and nested is None
-        else _mount(
-            "/sys",
-            "bind",
-            f"{nested}/sys" if owns_network else "/sys",
-            "rbind,rprivate,nosuid,noexec,nodev,ro",
-        ),
+        else _mount("/sys", "bind", f"{nested}/sys" if owns_network else "/sys", f"{bound},ro"),
     ]
     chosen = {_clean(bind.path): bind for bind in binds}
-    # Parents first, whatever the plan's order: a mount below another must not vanish under it.
+    # Parents first, whatever the plan's order, so that no mount hides another.
     ordered = sorted(chosen.items(), key=lambda item: item[0].count("/") if item[0] != "/" else 0)
     return [mount for mount in base if mount["destination"] not in chosen] + [
         _mount(path, "bind", bind.source, "rbind,rprivate," + ("ro" if bind.read_only else "rw"))

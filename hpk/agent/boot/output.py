@@ -1,7 +1,7 @@
 """The job's output, which is the agent's log: a file in the user's home, which may be full.
 
-Python's own streams raise then, and what was to be a line about a fault becomes one: a loop that prints why it could
-not write the report would end of it.
+Python's own streams then raise, and a line about a fault becomes another fault: it would end the loop that prints why
+it could not write the report.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 
 class JobOutput:
-    """A text stream on a descriptor.  What the file system does not take is lost; nobody who prints is told."""
+    """A text stream on a descriptor. What the file system refuses is lost, and no error is raised."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -22,7 +22,7 @@ class JobOutput:
         self._text = ""
 
     def write(self, text: str) -> int:
-        """Take text; it goes out with the end of its line."""
+        """Take text; it is written with the end of its line."""
         with self._lock:
             self._text += text
         if text.endswith("\n"):
@@ -30,7 +30,7 @@ class JobOutput:
         return len(text)
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Write the text taken so far."""
         with self._lock:
             text, self._text = self._text, ""
             left = memoryview(text.encode(self.encoding, self.errors))

@@ -1,7 +1,7 @@
-"""Child processes without ``subprocess``: started by posix_spawn(3), waited for by whoever needs them.
+"""Child processes without ``subprocess``: started by posix_spawn(3), waited for by their users.
 
-Exit statuses are raw, as ``os.waitpid`` gives them.  :func:`wait` blocks; while the event loop runs,
-`hpk.agent.life.reaping` collects every child.
+Exit statuses are raw, as from ``os.waitpid``. :func:`wait` blocks; while the event loop runs, `hpk.agent.life.reaping`
+collects every child.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8"}
 
-# Slurm sends SIGTERM to every process of a job; one that the pod needs until its end must not listen.
+# Slurm sends SIGTERM to every process of a job; those that the pod needs until its end must ignore it.
 STEADFAST = (1, 2, 10, 12, 15)
 
 _libc = ctypes.CDLL(None)
@@ -36,20 +36,20 @@ def spawn(
 
     Args:
         argv: The program's absolute path, and its arguments.
-        environment: Everything it gets; by default only PATH, HOME and LANG.
-        files: Its descriptor → ours, for those that are not inherited as they are.
-        blocked_signals: Signals that never reach it, nor its children.
+        environment: Its whole environment; by default only PATH, HOME and LANG.
+        files: Its descriptor → ours; others are inherited as they are.
+        blocked_signals: Signals that never reach it or its children.
 
     Raises:
-        OSError: There is no such program, or no process can be had.
+        OSError: There is no such program, or no process can be made.
     """
-    # Not os.posix_spawn: it cannot name signals 32 and 33, and glibc then has the program begin with them ignored.
+    # Not os.posix_spawn: it cannot name signals 32 and 33, and glibc then starts the program with them ignored.
     attributes, actions = ctypes.create_string_buffer(_ROOM_BYTES), ctypes.create_string_buffer(_ROOM_BYTES)
     _libc.posix_spawnattr_init(attributes)
     _libc.posix_spawn_file_actions_init(actions)
     try:
-        # Whatever Python, a shell, nohup or a batch system ignores: a program expects the default, and many shells
-        # cannot even change what was ignored before them.
+        # Python, a shell, nohup or a batch system may ignore signals. Programs expect the default, and many shells
+        # cannot change what was ignored when they started.
         _libc.posix_spawnattr_setsigdefault(attributes, _signal_set(range(1, 8 * _SIGNAL_SET_BYTES + 1)))
         _libc.posix_spawnattr_setsigmask(attributes, _signal_set(blocked_signals))
         _libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SET_DEFAULTS | _SET_MASK))
@@ -70,7 +70,7 @@ def spawn(
 
 
 def _signal_set(numbers: Iterable[int]) -> ctypes.Array[ctypes.c_char]:
-    """A ``sigset_t`` of these signals; sigaddset(3) refuses those that glibc keeps for itself."""
+    """Return a ``sigset_t``; sigaddset(3) refuses the signals that glibc reserves."""
     bits = 0
     for number in numbers:
         bits |= 1 << (number - 1)
@@ -78,7 +78,7 @@ def _signal_set(numbers: Iterable[int]) -> ctypes.Array[ctypes.c_char]:
 
 
 def _strings(words: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
-    """A ``char *[]`` that ends with NULL."""
+    """Return a ``char *[]`` that ends with NULL."""
     encoded = [os.fsencode(word) for word in words]
     if any(b"\0" in word for word in encoded):
         raise ValueError("embedded null byte")
@@ -86,11 +86,11 @@ def _strings(words: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
 
 
 def wait(process: int) -> int:
-    """Block until the process has ended; its raw status.  Only for children that end within milliseconds."""
+    """Block until the process has ended; return its raw status. Only for children that end within milliseconds."""
     return os.waitpid(process, 0)[1]
 
 
 def exit_code(status: int) -> int:
-    """The status as a shell would show it: 128 + signal for a signalled process."""
+    """Return the status as a shell shows it: 128 + signal for a signalled process."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

@@ -1,8 +1,8 @@
 """One run of a container: its root file system, its OCI configuration, crun, and its output.
 
-``begin`` returns as soon as crun has been asked to create the container; when crun has ended, the container's
-first process is ours, and waits: :func:`launch` lets it go.  In one step (``crun run --detach``) a process that ends
-at once is reaped by crun, now and then, and how it ended is lost.
+:func:`begin` returns when crun has been started. When crun has ended, the container's first process is our child and
+waits; :func:`launch` lets it continue. In one step (``crun run --detach``) crun sometimes reaps a process that ends at
+once, and its exit status is lost.
 """
 
 from __future__ import annotations
@@ -24,17 +24,11 @@ if TYPE_CHECKING:
 CRUN = "/usr/bin/crun"
 _LAUNCH_SECONDS = 2.0
 _GPU_LIBRARIES = "/.singularity.d/libs"
-_GPU_TOOLS = (
-    "nvidia-smi",
-    "nvidia-debugdump",
-    "nvidia-persistenced",
-    "nvidia-cuda-mps-control",
-    "nvidia-cuda-mps-server",
-)
+_GPU_TOOLS = ("smi", "debugdump", "persistenced", "cuda-mps-control", "cuda-mps-server")
 
 
 class ContainerRun:
-    """A container's run, from the moment that crun was asked for it."""
+    """A run of a container, from the start of crun."""
 
     def __init__(self, container: records.ContainerPlan, number: int, *, directory: str, root_directory: str) -> None:
         self.container = container
@@ -44,56 +38,54 @@ class ContainerRun:
         self.root_directory = root_directory
         self.begun = time.monotonic()
         self.starter = 0
-        """crun's process; it ends when the container's first process has been made, or cannot be."""
+        """crun's process; it ends when the container's first process exists, or cannot be made."""
         self.created: int | None = None
-        """crun's raw status, if somebody has already waited for it."""
+        """crun's raw status, if somebody has waited for it."""
         self.process_id = 0
-        """The container's first process; 0 before it was launched."""
+        """The container's first process; 0 before its launch."""
         self.started_at = 0.0
         self.kills_before = 0
-        """How many processes of the job the kernel had killed for want of memory before it was launched."""
+        """How many processes of the job the kernel had killed for lack of memory before the launch."""
         self.outputs: dict[str, int] = {}
-        """``stdout``, ``stderr``: the ends that we read."""
+        """Our ends of ``stdout`` and ``stderr``."""
         self.stdin: int | None = None
-        """The end that we write, if the container wants input; its terminal, if it has one."""
+        """Our end of its input, if it has one, or of its terminal."""
         self.console: consoles.Console | None = None
-        """Where crun sends the terminal; :func:`launch` takes it."""
+        """The socket to which crun sends the terminal; :func:`launch` takes it."""
         self.held: list[int] = []
-        """Descriptors of sub paths: crun is handed paths under /proc/<our pid>/fd, which must live as long."""
+        """Descriptors of sub paths and namespaces, which crun opens below /proc/<our pid>/fd."""
         self.process: dict[str, Any] = {}
-        """For exec: who runs, and with which environment."""
+        """The OCI process, for exec: its user and environment."""
         self.shares_processes = False
-        """Whether it is in another container's PID namespace, so that the kernel does not kill what it leaves."""
+        """Whether it is in another container's PID namespace; the kernel then kills nothing that it leaves."""
         self.mounts = ""
-        """Where it shares processes: its mount namespace, by which its own are known."""
+        """The mount namespace by which its processes are known, if it shares them."""
 
     @property
     def pid_file(self) -> str:
-        """Holds the id of the container's first process, made when it exists."""
+        """The file with the id of the container's first process, made when that exists."""
         return os.path.join(self.directory, "pid")
 
     @property
     def message_file(self) -> str:
-        """What the container sees at its terminationMessagePath."""
+        """The file that the container sees at its terminationMessagePath."""
         return os.path.join(self.directory, "message")
 
     @property
     def runtime_log(self) -> str:
-        """What crun has to say."""
+        """The log of crun."""
         return os.path.join(self.directory, "crun.log")
 
 
 def begin(
     box: sandbox.PodSandbox, container: records.ContainerPlan, number: int, *, neighbour: ContainerRun | None = None
 ) -> ContainerRun:
-    """Start crun for a container.
-
-    The neighbour is the run of another container whose processes it shares.
+    """Start crun for a container; ``neighbour`` is the run whose processes it shares.
 
     Raises:
         OSError: The root file system or a mount cannot be made, or the neighbour has ended.
-        LookupError: The image does not know the user, or the pod not the volume.
-        ValueError: It cannot share its neighbour's processes.
+        LookupError: The image does not have the user, or the pod the volume.
+        ValueError: It cannot share its neighbour's processes, or the kernel has no seccomp filters.
     """
     name = f"{container['name']}-{number}"
     run = ContainerRun(
@@ -118,7 +110,7 @@ def _begin(box: sandbox.PodSandbox, run: ContainerRun, neighbour: ContainerRun |
         container["user"], passwd=securejoin.read(lower, "etc/passwd"), group=securejoin.read(lower, "etc/group")
     )
     if box.has_one_id:
-        identity.groups = []  # there are none but the one
+        identity.groups = []  # there is only one
     os.mkdir(run.directory, 0o700)
     with open(run.message_file, "xb") as file:
         os.fchmod(file.fileno(), 0o666)
@@ -142,18 +134,18 @@ def _begin(box: sandbox.PodSandbox, run: ContainerRun, neighbour: ContainerRun |
 
 
 def _seccomp(container: records.ContainerPlan) -> dict[str, Any] | None:
-    """The filter that the container asks for; a ValueError where there can be none."""
+    """Return the filter that the container asks for, if any."""
     if container.get("seccomp_profile") != "RuntimeDefault":
         return None
-    from hpk.agent.boot import seccomp  # noqa: PLC0415 - not before the first container of most pods
+    from hpk.agent.boot import seccomp  # noqa: PLC0415 - most pods do without
 
     return seccomp.runtime_default(oci.capabilities(container["add_capabilities"], container["drop_capabilities"]))
 
 
 def _neighbour(box: sandbox.PodSandbox, run: ContainerRun, neighbour: ContainerRun | None) -> oci.Neighbour | None:
-    """Whose processes the run shares, if any.
+    """Return whose processes the run shares, if any.
 
-    Namespaces are held by descriptors, so that a process id that comes again cannot mean another's.
+    Descriptors hold the namespaces, because a process id may be used again.
     """
     if not box.pause and neighbour is None:
         return None
@@ -161,11 +153,8 @@ def _neighbour(box: sandbox.PodSandbox, run: ContainerRun, neighbour: ContainerR
     process, name, ids = box.pause, "the pod", (0, 0)
     if not box.pause and neighbour:
         user = neighbour.process["user"]
-        process, name, ids = (
-            neighbour.process_id,
-            f"container {neighbour.container['name']}",
-            (user["uid"], user["gid"]),
-        )
+        process, name = neighbour.process_id, f"container {neighbour.container['name']}"
+        ids = user["uid"], user["gid"]
     paths = {}
     for kind in ("pid", "user"):
         run.held.append(descriptor := os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
@@ -199,10 +188,10 @@ def _spawn(box: sandbox.PodSandbox, run: ContainerRun) -> None:
 
 
 def launch(box: sandbox.PodSandbox, run: ContainerRun) -> None:
-    """Let the process of a created container go on to the user's program.
+    """Let the process of a created container continue with the user's program.
 
-    This is ``crun start`` without another program's start: the process waits for a byte in a FIFO, and crun takes
-    the FIFO's absence for "running".
+    This is ``crun start`` without another program's start: the process waits for a byte in a FIFO, and crun takes the
+    FIFO's absence to mean "running".
 
     Raises:
         OSError: The process is gone, or its terminal did not come.
@@ -223,10 +212,10 @@ def launch(box: sandbox.PodSandbox, run: ContainerRun) -> None:
         except OSError as error:
             if error.errno != errno.ENXIO or time.monotonic() > limit:
                 raise
-            time.sleep(0.0005)  # its last steps before it waits there
+            time.sleep(0.0005)  # it is about to wait there
     try:
         os.unlink(path)
-        # Not later: a container may fill its memory, and die of it, before the agent has imported the rest of itself.
+        # Not later: it may run out of memory before the agent has imported its other modules.
         run.kills_before = box.job.kills() if box.job else 0
         if run.shares_processes:
             run.mounts = os.readlink(f"/proc/{run.process_id}/ns/mnt")
@@ -237,28 +226,23 @@ def launch(box: sandbox.PodSandbox, run: ContainerRun) -> None:
 
 
 def exec_argv(
-    box: sandbox.PodSandbox,
-    run: ContainerRun,
-    *,
-    process_file: str,
-    pid_file: str,
-    console: consoles.Console | None = None,
+    box: sandbox.PodSandbox, run: ContainerRun, *, process_file: str, pid_file: str, console: consoles.Console | None
 ) -> list[str]:
-    """The command that starts one more process in a running container; it is told of in a file, not in arguments."""
+    """Return the command that starts another process in a running container; ``process_file`` describes that."""
     argv = [CRUN, "--root", box.places.runtime, "--cgroup-manager=disabled", "--log", pid_file + ".log"]
     argv += ["exec", "--process", process_file, "--pid-file", pid_file]
     return [*argv, *(["--console-socket", console.path] if console else []), run.id]
 
 
 def close_stdin(run: ContainerRun) -> None:
-    """End the container's input."""
+    """Close the container's input."""
     if run.stdin is not None:
         os.close(run.stdin)
         run.stdin = None
 
 
 def clean(run: ContainerRun) -> None:
-    """Remove the writable layer of a run that has ended, as a restart starts from the image again."""
+    """Remove the writable layer of a run that has ended; a restart begins with the image again."""
     import shutil  # noqa: PLC0415 - not before the first container runs
 
     close_stdin(run)
@@ -309,8 +293,8 @@ def _binds(box: sandbox.PodSandbox, run: ContainerRun) -> list[oci.Bind]:
 
 
 def _gpu_binds() -> list[oci.Bind]:
-    """What Apptainer's --nv has put into the sandbox."""
+    """Return binds of what Apptainer's --nv has put into the sandbox."""
     devices = [f"/dev/{name}" for name in sorted(os.listdir("/dev")) if name.startswith("nvidia")]
-    tools = [f"/usr/bin/{name}" for name in _GPU_TOOLS]
+    tools = [f"/usr/bin/nvidia-{name}" for name in _GPU_TOOLS]
     binds = [oci.Bind(path, path) for path in devices]
     return binds + [oci.Bind(path, path, read_only=True) for path in [_GPU_LIBRARIES, *tools] if os.path.exists(path)]

@@ -1,7 +1,4 @@
-"""What all containers of the pod share: addresses, host name, the pod's own files, volumes, images.
-
-Made once, before the first container, on the critical path.
-"""
+"""What all containers of the pod share: addresses, host name, the pod's own files, volumes, images."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _SHM_SIZE = "64m"  # containerd's
 
 
 class JobFacts:
-    """What only the job knows: ``key=value`` arguments, written by the job script (see hpk.network.sandbox)."""
+    """Facts that only the job knows: ``key=value`` arguments from the job script (hpk.network.sandbox)."""
 
     def __init__(self, arguments: list[str]) -> None:
         values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
@@ -30,6 +27,8 @@ class JobFacts:
         self.host_ip = values.get("host_ip", "")
         self.gpus = values.get("gpus", "")
         self.kill_wait_seconds = float(values.get("kill_wait") or 30)
+        self.script_seconds = float(values.get("script_seconds") or 0)
+        """How long the job script had run when it started the agent."""
 
 
 class Places:
@@ -49,13 +48,13 @@ class Places:
         self.endpoint = os.path.join(endpoint, "endpoint.json")
         self.host = host
         self.scratch = scratch
-        # A tmpfs: whatever ends the job, secrets are gone with it.
+        # A tmpfs: secrets are gone with the job, however it ends.
         self.private = os.path.join(scratch, "private")
         self.runtime = os.path.join(self.private, "crun")
 
 
 class PodSandbox:
-    """The pod's surroundings in this job."""
+    """The pod's sandbox in this job."""
 
     def __init__(self, plan: records.PodPlan, facts: JobFacts, *, places: Places) -> None:
         self.plan = plan
@@ -76,19 +75,19 @@ class PodSandbox:
         )
         self.oom_score = 0
         self.cgroups: int | None = None
-        """The node's cgroups of version 1, where they have been covered."""
+        """A descriptor of the node's cgroups of version 1, if they have been covered."""
         self.job: cgroup.MemoryCgroup | None = None
-        """What the kernel charges to the job, where it can be seen."""
+        """The job's memory cgroup, if it is visible."""
         self.pause = 0
-        """The first process of the PID namespace that all containers share, if they do."""
+        """The first process of the PID namespace that all containers share; 0 if they share none."""
         self.left_out: list[str] = []
-        """What of the pod's DNS settings no resolver could take; for its events."""
+        """Messages about DNS settings beyond a resolver's limits, for the pod's events."""
 
     def prepare(self) -> None:
         """Make everything but the volumes.
 
         Raises:
-            OSError: The node cannot carry a pod: no FUSE, no tmpfs, a full disk.
+            OSError: The node cannot run a pod: no FUSE, no tmpfs, a full disk.
         """
         linux.adopt_orphans()
         if self.plan.get("share_processes"):
@@ -101,13 +100,8 @@ class PodSandbox:
         for name in ("crun", "runs", "etc", "shm"):
             os.mkdir(os.path.join(private, name), 0o700)
         shm = os.path.join(private, "shm")
-        linux.mount(
-            "shm",
-            shm,
-            "tmpfs",
-            flags=linux.NO_SUID | linux.NO_DEVICES | linux.NO_EXECUTE,
-            options=f"mode=1777,size={_SHM_SIZE}",
-        )
+        flags = linux.NO_SUID | linux.NO_DEVICES | linux.NO_EXECUTE
+        linux.mount("shm", shm, "tmpfs", flags=flags, options=f"mode=1777,size={_SHM_SIZE}")
         if self.has_one_id:
             self._mount_for_nested(private)
         for container in self.plan["containers"]:
@@ -117,7 +111,7 @@ class PodSandbox:
         self._write_etc()
 
     def _mount_for_nested(self, private: str) -> None:
-        """What a container with a user namespace of its own cannot mount: it belongs to the pod's."""
+        """Mount what a container in a nested user namespace cannot: it belongs to the pod's namespaces."""
         kinds = {"mqueue": "mqueue", "sys": "sysfs"} if self.owns_network else {"mqueue": "mqueue"}
         for name, kind in kinds.items():
             os.mkdir(path := os.path.join(private, name), 0o755)
@@ -133,7 +127,7 @@ class PodSandbox:
             self.volumes.make(volume)
 
     def renew_volumes(self, changed: list[records.Volume]) -> None:
-        """Replace the files of volumes that have changed; what cannot be replaced stays as it is."""
+        """Replace the files of changed volumes; a volume that cannot be replaced keeps its files."""
         for volume in changed:
             try:
                 self.volumes.renew(volume)
@@ -141,33 +135,33 @@ class PodSandbox:
                 print(f"Cannot renew volume {volume.get('name')}: {error}", flush=True)  # noqa: T201 - the job's output
 
     def fill(self, text: str) -> str:
-        """The text with the addresses that only the job knows."""
+        """Return the text with the addresses that only the job knows."""
         if "\0" not in text:
             return text
         return text.replace(jobdir.POD_IP, self.pod_ip).replace(jobdir.HOST_IP, self.host_ip)
 
     def etc(self, name: str) -> str:
-        """The pod's own ``hosts``, ``hostname`` or ``resolv.conf``."""
+        """Return the path of the pod's own ``hosts``, ``hostname`` or ``resolv.conf``."""
         return os.path.join(self.places.private, "etc", name)
 
     def _set_kernel(self) -> None:
-        """Name the host, open low ports, and show crun the cgroups that it can take."""
+        """Set the host name, open low ports, and show crun only cgroups that it accepts."""
         linux.set_hostname(self.plan["hostname"])
         if self.owns_network:
-            # A server that is not root may bind port 80, and anybody may ping, as under containerd.
+            # As under containerd, any user may bind port 80 and ping.
             _write_quietly("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
             _write_quietly("/proc/sys/net/ipv4/ping_group_range", "0 0" if self.has_one_id else "0 65535")
         with open("/proc/self/oom_score_adj", encoding="ascii") as file:
-            # The agent must be the last of the pod that a memory shortage kills; to raise is always allowed.
+            # The kernel must kill the agent last if memory runs out; raising is always allowed.
             self.oom_score = min(1000, int(file.read()) + 500)
-        self._cover_cgroups(_read("/proc/self/mountinfo"))
+        self._cover_cgroups(cgroup.read("/proc/self/mountinfo"))
         self.job = cgroup.own(covered=self.cgroups)
 
     def _cover_cgroups(self, mounts: str) -> None:
-        """Show crun no cgroups but those of version 2.
+        """Hide from crun all cgroups but those of version 2.
 
-        It wants to know the version even when told to leave cgroups alone, and gives up where both are mounted
-        ("hybrid mode not supported").  What is covered stays within our own reach, by a descriptor.
+        crun detects the version even if told to leave cgroups alone, and fails if both are mounted ("hybrid mode not
+        supported"). A descriptor keeps what is covered within our own reach.
         """
         has_old = " - cgroup " in mounts
         if " /sys/fs/cgroup " in mounts and not has_old:
@@ -178,7 +172,7 @@ class PodSandbox:
 
     def _write_etc(self) -> None:
         texts = {
-            "hosts": etc.hosts(self.plan["hosts"], node=_read("/etc/hosts")),
+            "hosts": etc.hosts(self.plan["hosts"], node=cgroup.read("/etc/hosts")),
             "hostname": self.plan["hostname"] + "\n",
             "resolv.conf": self._resolv_conf(),
         }
@@ -190,7 +184,7 @@ class PodSandbox:
     def _resolv_conf(self) -> str:
         text = self.plan["resolv_conf"]
         if text is None:
-            text = _read("/etc/resolv.conf")
+            text = cgroup.read("/etc/resolv.conf")
             if self.address:
                 text = reachable_servers(text, instead=self.address["gateway"])
         if added := self.plan.get("dns"):
@@ -198,7 +192,7 @@ class PodSandbox:
         return text
 
     def own_tmpfs(self, container: records.ContainerPlan) -> tuple[str, ...]:
-        """The file systems in memory that this container alone can write to: what is in them counts as its memory."""
+        """Return the tmpfs mounts that only this container can write to: their contents count as its memory."""
         own = []
         for volume in self.plan["volumes"]:
             users = [
@@ -211,7 +205,7 @@ class PodSandbox:
         return tuple(own)
 
     def close(self) -> None:
-        """Unmount images and remove what is on scratch; the tmpfs goes with the mount namespace."""
+        """Unmount everything, and remove what is on scratch."""
         import shutil  # noqa: PLC0415 - not before the first container runs
 
         if self.pause:
@@ -231,7 +225,7 @@ class PodSandbox:
 
 
 def own_address() -> str:
-    """The address that this network namespace speaks from; empty if it has none but loopback.
+    """Return the address from which this network namespace sends; empty if it has only loopback.
 
     Nothing is sent: connecting a UDP socket only chooses the route.
     """
@@ -247,15 +241,10 @@ def own_address() -> str:
 
 
 def reachable_servers(resolv_conf: str, *, instead: str) -> str:
-    """A resolv.conf of the node, for a pod that has a loopback of its own: ``instead`` leads to a server there."""
+    """Return a node's resolv.conf for a pod with its own loopback; ``instead`` leads to servers there."""
     lines = resolv_conf.splitlines(keepends=True)
     loopback = ("nameserver 127.", "nameserver ::1", "nameserver 0.")
     return "".join(f"nameserver {instead}\n" if line.startswith(loopback) else line for line in lines)
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()
 
 
 def _names(directory: str) -> list[str]:

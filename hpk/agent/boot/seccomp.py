@@ -1,10 +1,8 @@
-"""The seccomp filter of containers that ask for ``RuntimeDefault``: pure, from the profile of Podman and CRI-O.
+"""The seccomp filter of containers that ask for ``RuntimeDefault``, from the profile of Podman and CRI-O; pure.
 
-``seccomp.json`` is ``pkg/seccomp/seccomp.json`` of go.podman.io/common v0.66.0, unchanged (Apache-2.0, The containers/
-common authors; a test holds its digest).  crun brings no profile; this one is made for containers in user namespaces,
-whose root may mount, unshare and the like as the kernel lets it.
-
-Imported only for a container that asks for it.
+``seccomp.json`` is ``pkg/seccomp/seccomp.json`` of go.podman.io/common v0.66.0, unchanged (Apache-2.0, The
+containers/common authors; a test checks its digest). crun has no profile of its own; this one suits containers in user
+namespaces, whose root may mount, unshare and so on as far as the kernel allows.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 PROFILE = os.path.join(os.path.dirname(__file__), "seccomp.json")
 _AVAILABLE = "/proc/sys/kernel/seccomp/actions_avail"
-# uname's machine: the names of Go, in which the profile speaks, and of libseccomp.
+# uname's machine: the names that Go, and thus the profile, and libseccomp give it.
 _MACHINES = {
     "x86_64": ("amd64", "SCMP_ARCH_X86_64"),
     "aarch64": ("arm64", "SCMP_ARCH_AARCH64"),
@@ -30,10 +28,10 @@ _MACHINES = {
 
 
 def runtime_default(granted: list[str], *, available: str = _AVAILABLE) -> dict[str, Any]:
-    """The OCI ``seccomp`` object for a container with these capabilities, on this machine.
+    """Return the OCI ``seccomp`` object for a container with these capabilities on this machine.
 
     Raises:
-        ValueError: The kernel has no filters; a container that wants one must not run without.
+        ValueError: The kernel has no filters; a container that asks for one must not run without it.
     """
     if not os.path.exists(available):
         raise ValueError(
@@ -45,7 +43,7 @@ def runtime_default(granted: list[str], *, available: str = _AVAILABLE) -> dict[
 
 
 def convert(profile: dict[str, Any], *, machine: str, granted: list[str]) -> dict[str, Any]:
-    """A profile as engines write it, for this machine and a bounding set (setupSeccomp in seccomp_linux.go there)."""
+    """Return an engine's profile for this machine and a bounding set (setupSeccomp in seccomp_linux.go there)."""
     arch, native = _MACHINES.get(machine, (machine, ""))
     made: dict[str, Any] = {
         "defaultAction": profile["defaultAction"],

@@ -1,8 +1,8 @@
-"""Resolves paths that a pod controls without ever leaving their root, as Go's filepath-securejoin does.
+"""Resolves paths that a pod controls without leaving their root, as Go's filepath-securejoin does.
 
-A container may put a symbolic link where a subPath or an image's passwd file should be.  So a path is walked
-one component at a time with descriptors, links are followed as if the root were ``/`` (like openat2's
-RESOLVE_IN_ROOT, which Python cannot call), and the result is a descriptor: nobody can exchange it later.
+A container may put a symbolic link where a subPath or an image's passwd file should be. So a path is walked one
+component at a time with descriptors, links are followed as if the root were ``/`` (RESOLVE_IN_ROOT of openat2, which
+Python cannot call), and the result is a descriptor, which nobody can exchange later.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def hold(root: str, path: str, *, create_mode: int | None = None, beneath: str | None = None) -> int:
-    """A descriptor (O_PATH) of ``path`` below ``root``; the caller closes it.
+    """Return a descriptor (O_PATH) of ``path`` below ``root``; the caller closes it.
 
     Args:
         root: A directory that the pod does not control.
-        path: Absolute or relative, both mean below root.
+        path: Absolute or relative; both mean below root.
         create_mode: Make missing directories, with this mode whatever the umask.
-        beneath: If given, a link that leads out is refused (RESOLVE_BENEATH) instead of taking root for ``/``, and
-            nothing is made behind a link.  Its text is an absolute path that means the root as well, or empty.
+        beneath: If given, refuse a link that leads out (RESOLVE_BENEATH) instead of taking root for ``/``, and make
+            nothing behind a link. Its value is an absolute path that means the root as well, or empty.
 
     Raises:
-        OSError: A component is missing (ENOENT), is no directory, leads out (EXDEV), or there are too many links.
+        OSError: A component is missing (ENOENT) or no directory, the path leads out (EXDEV), or has too many links.
     """
     held = [os.open(root, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)]
     try:
@@ -38,12 +38,12 @@ def hold(root: str, path: str, *, create_mode: int | None = None, beneath: str |
 
 
 def path_of(descriptor: int) -> str:
-    """A path by which this process and its children can open what the descriptor holds."""
+    """Return a path by which this process and its children can open the file behind the descriptor."""
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def read(root: str, path: str, *, most: int = 1 << 20) -> bytes:
-    """The first bytes of a regular file below root; empty if there is none, or if it is something else."""
+    """Return the first bytes of a regular file below root; empty if there is none."""
     try:
         descriptor = hold(root, path)
     except OSError:
@@ -60,7 +60,7 @@ def read(root: str, path: str, *, most: int = 1 << 20) -> bytes:
 
 
 def _walk(held: list[int], path: str, create_mode: int | None, beneath: str | None) -> None:
-    """Go down path, keeping in ``held`` the descriptors from the root to where we are."""
+    """Walk down path; ``held`` has the descriptors from the root to the current component."""
     left, links = _parts(path), 0
     while left:
         part = left.pop()
@@ -90,7 +90,7 @@ def _walk(held: list[int], path: str, create_mode: int | None, beneath: str | No
 
 
 def _below(target: str, top: str) -> str:
-    """The rest of an absolute path below ``top``; an OSError if it is not there."""
+    """Return the rest of an absolute path below ``top``; raise OSError if it is not there."""
     if top == "/":
         return target
     top = top.rstrip("/")
@@ -100,7 +100,7 @@ def _below(target: str, top: str) -> str:
 
 
 def _parts(path: str) -> list[str]:
-    """The components, the first one last."""
+    """Return the components, the first one last."""
     return [part for part in path.split("/") if part not in ("", ".")][::-1]
 
 

@@ -1,4 +1,4 @@
-"""Takes the steps to the first containers: claims the pod, makes its sandbox, asks crun, and lets the processes go."""
+"""The steps to the first containers: claim the pod, make its sandbox, start crun, let the processes go."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ if TYPE_CHECKING:
 
 
 class Start:
-    """What the first milliseconds led to."""
+    """The outcome of these steps."""
 
     def __init__(self, plan: records.PodPlan, box: sandbox.PodSandbox) -> None:
         self.plan = plan
         self.box = box
         self.begun: dict[str, runs.ContainerRun | Exception] = {}
         self.failure: tuple[str, str] | None = None
-        """Event reason and message, if there can be no pod here."""
+        """Event reason and message, if the pod cannot run here."""
         self.stages: list[tuple[str, float]] = []
-        """Names and Unix times, for the table of where the time goes."""
+        """Names and Unix times, for the line about where the time goes."""
 
     def mark(self, stage: str) -> None:
-        """Note that a stage has been reached."""
+        """Record that a stage has been reached."""
         self.stages.append((stage, time.time()))
 
 
 def begin(plan: records.PodPlan, facts: sandbox.JobFacts, places: sandbox.Places) -> Start:
-    """Make the sandbox and ask crun for the first containers; faults are in the result.
+    """Make the sandbox and start crun for the first containers; the result holds their faults.
 
     Raises:
         claim.Taken: Another job runs the pod.
     """
     box = sandbox.PodSandbox(plan, facts, places=places)
     start = Start(plan, box)
-    # What containers inherit must depend neither on the job script, which has umask 077, nor on the user's shell.
+    # Containers must not inherit the job script's umask (077), nor the limits of the user's shell.
     os.umask(0o022)
     linux.raise_limits()
     start.mark("agent")
     if plan["version"] != jobdir.VERSION:
         start.failure = (
             "FailedCreatePodSandBox",
-            f"Cannot read a plan of version {plan['version']}: install this hpk.sif anew",
+            f"Cannot read a plan of version {plan['version']}: install this hpk.sif again",
         )
         return start
     try:
@@ -86,7 +86,7 @@ def _begin_containers(start: Start) -> None:
 
 
 def _launched(box: sandbox.PodSandbox, run: runs.ContainerRun) -> runs.ContainerRun | Exception:
-    """Wait for crun and let the container's process go; crun's own complaints are left to whoever takes over."""
+    """Wait for crun and let the container's process go; a later reader deals with crun's complaints."""
     run.created = processes.wait(run.starter)
     if run.created == 0:
         try:
@@ -97,7 +97,7 @@ def _launched(box: sandbox.PodSandbox, run: runs.ContainerRun) -> runs.Container
 
 
 def first_containers(plan: records.PodPlan) -> list[records.ContainerPlan]:
-    """Return those that may start before anything else is known: the first init, or the apps up to a postStart hook."""
+    """Return the containers to start at once: the first init, or the apps up to a postStart hook."""
     if plan["containers"][0]["kind"] != "app":
         return plan["containers"][:1]
     first: list[records.ContainerPlan] = []

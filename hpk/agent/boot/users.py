@@ -1,4 +1,4 @@
-"""Who a container's process is: the plan's user, looked up in the image's own passwd and group files."""
+"""The user of a container's process: the plan's, looked up in the image's own passwd and group files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ContainerUser:
 def identify(user: records.ProcessUser, *, passwd: bytes, group: bytes) -> ContainerUser:
     """Resolve the plan's user as containerd does.
 
-    A uid or gid of the security context wins over the image's USER; the gid is else the user's own in passwd,
-    else 0; groups that list the user in the image are added to the plan's.
+    A uid or gid of the security context wins over the image's USER. Without a gid, it is the user's own in passwd, or
+    0. The image's groups that list the user are added to the plan's.
 
     Raises:
         LookupError: The image has no such user or group.
@@ -42,7 +42,7 @@ def identify(user: records.ProcessUser, *, passwd: bytes, group: bytes) -> Conta
 
 
 def _table(data: bytes, *, fields: int) -> list[list[str]]:
-    """The lines of a passwd or group file that have a number where one belongs, filled up to their fields."""
+    """Return the lines of a passwd or group file with a valid number, padded to this many fields."""
     lines = [line.split(":") for line in data.decode("utf-8", "replace").splitlines()]
     return [line + [""] * (fields - len(line)) for line in lines if len(line) > 2 and line[2].isdecimal()]  # noqa: PLR2004 - name, password, number
 

@@ -1,7 +1,7 @@
 """The pod's volumes on the compute node, and the parts of them that containers mount.
 
-emptyDirs are on scratch, everything with a configMap's or secret's content on a tmpfs: it is gone with the job,
-whatever ends it.
+emptyDirs are on scratch; the content of configMaps and secrets is on a tmpfs, which is gone with the job, however it
+ends.
 """
 
 from __future__ import annotations
@@ -35,21 +35,29 @@ _WORDS = {
 
 
 class MountFailed(Exception):
-    """A volume cannot be made; the text is what the kubelet's event says."""
+    """A volume cannot be made; the text is the kubelet's event message."""
 
     def __init__(self, volume: str, why: object) -> None:
         super().__init__(f'MountVolume.SetUp failed for volume "{volume}" : {why}')
 
 
 class SubPathFailed(OSError):
-    """A container cannot be configured, now: a part of a volume that it mounts is not there; the kubelet's text."""
+    """A container cannot be configured yet: a part of a volume that it mounts is missing; the kubelet's text."""
 
     def __init__(self, volume: str, container: str) -> None:
         super().__init__(f'failed to prepare subPath for volumeMount "{volume}" of container "{container}"')
 
 
 class Volumes:
-    """The volumes that were made, by name."""
+    """The volumes of a pod, by name.
+
+    Args:
+        scratch: A directory on the node's disk.
+        private: A directory on a tmpfs.
+        group: The pod's fsGroup, which owns emptyDirs and files.
+        host: Where the node's own root directory is.
+        has_one_id: Whether all users of the pod are the same, whatever their numbers.
+    """
 
     def __init__(
         self,
@@ -60,15 +68,6 @@ class Volumes:
         host: str = jobdir.SANDBOX_HOST,
         has_one_id: bool = False,
     ) -> None:
-        """Know where to make them.
-
-        Args:
-            scratch: A directory on the node's disk.
-            private: A directory on a tmpfs.
-            group: The pod's fsGroup, which owns emptyDirs and files.
-            host: Where the node's own root directory is.
-            has_one_id: Whether every user of the pod is the same, whatever their numbers.
-        """
         self._has_one_id = has_one_id
         self._names: dict[str, str] = {}
         self._scratch = scratch
@@ -95,7 +94,7 @@ class Volumes:
         """Replace the files of a volume that was made.
 
         Raises:
-            OSError: They cannot be written; those that are there stay.
+            OSError: They cannot be written; the old files stay.
             LookupError: There is no such volume.
         """
         if volume["kind"] == "files":
@@ -104,9 +103,9 @@ class Volumes:
             )
 
     def source(self, mount: records.Mount, *, container: str) -> tuple[str, int | None]:
-        """What to bind for a container's mount: a path, and a descriptor to close once it is bound.
+        """Return what to bind for a container's mount: a path, and a descriptor to close once it is bound.
 
-        A missing sub path becomes a directory.  It is resolved now, so that it shows what init containers made.
+        A missing sub path becomes a directory. It is resolved now, so that it shows what init containers made.
 
         Raises:
             SubPathFailed: The sub path leads out of the volume, or nowhere.
@@ -121,17 +120,17 @@ class Volumes:
             own_name = self._names.get(mount["volume"], "")
             descriptor = securejoin.hold(whole, path, create_mode=mode, beneath=own_name)
         except OSError as error:
-            # Only the job's output says more: the message could tell of the node's files.
+            # Details go only to the job's output: they could tell of the node's files.
             print(f"container {container}: Cannot mount subPath {path}: {error}", flush=True)  # noqa: T201
             raise SubPathFailed(mount["volume"], container) from error
         return securejoin.path_of(descriptor), descriptor
 
     def directory(self, name: str) -> str:
-        """Where a volume is."""
+        """Return the path of a volume."""
         return self._sources[name]
 
     def close(self) -> None:
-        """Let go of the host's files."""
+        """Close the descriptors of hostPath volumes."""
         for descriptor in self._held:
             os.close(descriptor)
         self._held.clear()
@@ -177,7 +176,7 @@ class Volumes:
         return securejoin.path_of(descriptor)
 
     def _create_host_path(self, path: str, kind: str) -> int:
-        """Make what may be made; a hostPath without type becomes a directory, as containerd has it."""
+        """Make what its type allows; a hostPath without a type becomes a directory, as with containerd."""
         if kind in ("", "DirectoryOrCreate"):
             return securejoin.hold(self._host, path, create_mode=0o755)
         if kind == "FileOrCreate":
@@ -197,8 +196,8 @@ class Volumes:
 def write_files(directory: str, files: list[records.File], *, group: int | None, owns: bool = True) -> None:
     """Lay out files as the kubelet does: a dated directory, ``..data`` to it, and a link for each first name.
 
-    Called again, it replaces all files at once: ``..data`` is renamed over.  ``owns``: whether files have the owners
-    that the plan says; where there is one id, all are its own.
+    Called again, it replaces all files at once, by renaming ``..data``. ``owns``: whether files get the plan's owners;
+    a pod with one id owns all.
     """
     dated = time.strftime("..%Y_%m_%d_%H_%M_%S", time.gmtime()) + f".{time.time_ns() % 1_000_000_000:09d}"
     base = os.path.join(directory, dated)

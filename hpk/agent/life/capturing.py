@@ -1,7 +1,7 @@
-"""Reads what a container writes, for its log and for the clients that are attached to it.
+"""Reads a container's output for its log and for attached clients.
 
-The event loop reads the pipes and forms the lines.  Whoever is slow, the disk or a client, holds the container back for
-:data:`PATIENCE_SECONDS` at most.
+The event loop reads the pipes and forms the lines. A slow disk or client holds the container back, but for at most
+:data:`PATIENCE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from hpk.agent.life import descriptors, logs, supervise
 _CHUNK = 64 * 1024
 _MOST_TAPPED = 256 << 10
 PATIENCE_SECONDS = 10.0
-"""How long a container waits for the disk before its output is thrown away, and for who is attached to it."""
+"""How long a container waits for the disk before its output is dropped, and for attached clients."""
 _KEPT_BYTES = 64 << 10
-"""Of the log's end, in memory, for a termination message that falls back to it."""
+"""Size of the end of the log that is kept in memory, for a termination message that falls back to it."""
 
 
 class Tap:
-    """Somebody attached to a run: gets a copy of its output from now on.
+    """A client attached to a run: gets a copy of its output from now on.
 
-    Who does not take what there is holds the container back, as with containerd, but not for ever: after
-    :data:`PATIENCE_SECONDS` without any progress the tap ends, and the container goes on.
+    A client that does not read holds the container back, as with containerd, but not forever: after
+    :data:`PATIENCE_SECONDS` without progress the tap ends, and the container continues.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Tap:
         """Whether it ended because nobody took the output."""
 
     async def offer(self, stream: str, data: bytes) -> None:
-        """Add output; waits while too much is there."""
+        """Add output; wait while too much is queued."""
         if self._has_ended:
             return
         self._items.append((stream, data))
@@ -53,7 +53,7 @@ class Tap:
                 self.end()
 
     async def take(self) -> tuple[str, bytes] | None:
-        """The next output and the name of its stream; None at the end."""
+        """Return the next output with the name of its stream; None at the end."""
         while not self._items:
             if self._has_ended:
                 return None
@@ -65,12 +65,12 @@ class Tap:
         return stream, data
 
     def hurry(self) -> None:
-        """The run has ended: its last output must reach the log now, whoever is slow."""
+        """Stop waiting for the client: the run has ended, and its last output must reach the log now."""
         self._is_patient = False
         self._room.set()
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """End the output."""
         self._has_ended = True
         self._news.set()
         self.hurry()
@@ -83,7 +83,7 @@ class Capture:
         self, outputs: dict[str, int], *, file: logs.LogFile, writer: logs.Writer, keeps_end: bool = False
     ) -> None:
         self.end = b""
-        """The last lines, if they are kept: for who cannot wait for the disk."""
+        """The last lines, if they are kept: for readers that cannot wait for the disk."""
         self._keeps_end = keeps_end
         self._file = file
         self._writer = writer
@@ -94,14 +94,14 @@ class Capture:
         writer.put(file, b"")  # an empty log is a log
 
     def follow(self, outputs: dict[str, int]) -> None:
-        """Follow these streams too, unless they are followed already."""
+        """Follow these streams, unless they are followed already."""
         for name, end in outputs.items():
             if name not in self._tasks:
                 self._open += 1
                 self._tasks[name] = asyncio.create_task(self._follow(name, end))
 
     def tap(self) -> Tap:
-        """Have a copy of what is written from now on; it ends with the streams."""
+        """Return a copy of the output from now on; it ends with the streams."""
         made = Tap()
         self._taps.add(made)
         if not self._open:
@@ -109,12 +109,12 @@ class Capture:
         return made
 
     def untap(self, tap: Tap) -> None:
-        """Let go of a copy; whoever waited for it to take more does not wait any more."""
+        """Drop a copy, and release whoever waits for it."""
         self._taps.discard(tap)
         tap.end()
 
     async def finish(self, *, timeout_seconds: float) -> None:
-        """Wait until the streams have ended and are written; gives up on a disk that hangs."""
+        """Wait until the streams have ended and are written; give up on a disk that hangs."""
         for tap in self._taps:
             tap.hurry()
         tasks = list(self._tasks.values())
@@ -171,10 +171,10 @@ class Capture:
         self._writer.put(file, data)
 
     async def _make_room(self) -> None:
-        """Hold the container back while the disk is slow, but not for ever."""
+        """Hold the container back while the disk is slow, but not forever."""
         file = self._file
         if file.hangs or file.has_room:
-            await asyncio.sleep(0)  # others have a turn, however much this one writes
+            await asyncio.sleep(0)  # give others a turn, however much this one writes
             return
         file.room.clear()
         if not await aiotasks.in_time(file.room.wait(), PATIENCE_SECONDS):

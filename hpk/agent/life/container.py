@@ -8,16 +8,15 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import aiotasks
-from hpk.agent.boot import volumes
+from hpk.agent.boot import runs, volumes
 from hpk.agent.life import recording, restarts, running, starting, supervise
 
 if TYPE_CHECKING:
     from hpk import records
-    from hpk.agent.boot import runs
     from hpk.agent.life import capturing, deadline, podcontext
 
 CONFIGURATION_SECONDS = 10.0
-"""How often it is tried again to configure a container."""
+"""Pause between attempts to configure a container."""
 
 
 class ContainerRunner:
@@ -34,7 +33,7 @@ class ContainerRunner:
         self._running: running.RunningContainer | None = None
         self._wants_stop = asyncio.Event()
         self._has_changed = asyncio.Event()
-        """Whether its image was changed since its last start."""
+        """Whether its image has changed since its last start."""
 
     @property
     def record(self) -> records.ContainerRecord:
@@ -43,17 +42,17 @@ class ContainerRunner:
 
     @property
     def is_init(self) -> bool:
-        """Whether it must succeed once, before others start."""
+        """Whether it must succeed once before others start."""
         return self.plan["kind"] == "init"
 
     @property
     def run(self) -> runs.ContainerRun | None:
-        """The run whose process lives now."""
+        """The run whose process is alive."""
         return self._running.run if self._running else None
 
     @property
     def capture(self) -> capturing.Capture | None:
-        """Of that run's output."""
+        """The output of that run."""
         return self._running.capture if self._running else None
 
     def adopt(self, begun: runs.ContainerRun | Exception) -> None:
@@ -63,7 +62,7 @@ class ContainerRunner:
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def live(self) -> bool:
-        """Run and restart until it is done; whether its last run succeeded."""
+        """Run and restart it until it is done; return whether its last run succeeded."""
         try:
             while True:
                 ended = await self._run_once()
@@ -81,10 +80,10 @@ class ContainerRunner:
             self.progress.is_done.set()
 
     async def _pause(self, ended: records.Terminated) -> bool:
-        """Wait as the back-off says; whether to start again."""
+        """Wait for the back-off; return whether to start again."""
         if self._wants_stop.is_set():
             return False
-        # Not by the times of the record: a clock that is set must not make a pause of ten seconds an hour.
+        # Not by the record's times: setting the clock must not turn ten seconds into an hour.
         seconds = self._back_off.pause_seconds(finished_at=time.monotonic())
         if seconds:
             self._recorder.backing_off(seconds, pod=self._context.pod_name)
@@ -96,31 +95,38 @@ class ContainerRunner:
         return True
 
     async def _run_once(self) -> records.Terminated | None:
-        """One run, from crun to the last byte of its log; None if the container is stopped before it can be made."""
+        """Run it once, from crun to the end of its log; return None if it is stopped before it can start."""
         begun: runs.ContainerRun | Exception
         if self._begun is None and self._has_changed.is_set():
             self._has_changed.clear()
             self.record["image_id"] = self.plan["image_id"]
-            begun = await starting.begin_anew(self._context, self.plan, self._number)
+            begun = await starting.mount(self._context, self.plan) or self._begin()
         else:
-            begun = self._begun or starting.begin(self._context, self.plan, self._number)
+            begun = self._begun or self._begin()
             self._begun = None
         while isinstance(begun, volumes.SubPathFailed):
             if not await self._wait_for_configuration(str(begun)):
                 return None
-            begun = starting.begin(self._context, self.plan, self._number)
+            begun = self._begin()
         if isinstance(begun, Exception):
             return self._recorder.failed(str(begun), number=self._number)
         try:
             return await self._attend(begun)
-        except Exception as error:  # noqa: BLE001 - a fault of ours is the end of this run, not of the pod
+        except Exception as error:  # noqa: BLE001 - our fault ends this run, not the pod
             why = supervise.fault(f"watch over container {self.plan['name']}", error)
             if begun.process_id and self._context.reaper.is_running(begun.process_id):
                 os.kill(begun.process_id, 9)
             return self._recorder.failed(why, number=self._number)
 
+    def _begin(self, *, neighbour: runs.ContainerRun | None = None) -> runs.ContainerRun | Exception:
+        """Start crun for the next run, or return what went wrong: a container's faults are not the agent's."""
+        try:
+            return runs.begin(self._context.box, self.plan, self._number, neighbour=neighbour)
+        except (OSError, LookupError, ValueError, TypeError) as error:
+            return error
+
     async def _wait_for_configuration(self, why: str) -> bool:
-        """Say why the container cannot be configured, and wait a while; whether to try again."""
+        """Report why it cannot be configured, and wait; return whether to try again."""
         if self.record["message"] != why:
             self._recorder.event("Warning", "Failed", f"Error: {why}")
         self._recorder.waiting("CreateContainerConfigError", why)
@@ -142,12 +148,12 @@ class ContainerRunner:
         finally:
             self._running = None
 
-    # -- what the pod asks for ----------------------------------------------------------------------------------
+    # -- the pod's requests --------------------------------------------------------------------------------------
 
     def change(self, plan: records.ContainerPlan) -> None:
-        """Run by another plan, of another image, from the next start on; which is now where it runs, but for an init.
+        """Use another plan, with another image, from the next start on; restart it now if it runs, except an init.
 
-        As the kubelet does whose container's hash changes (kuberuntime_manager.go, computePodActions).
+        The kubelet does the same if a container's hash changes (kuberuntime_manager.go, computePodActions).
         """
         if plan["image"] == self.plan["image"]:
             return
@@ -160,23 +166,18 @@ class ContainerRunner:
         self._restart_changed()
 
     def _restart_changed(self) -> None:
-        """Restart a container that runs by an older plan, perhaps since it was begun before the change came."""
-        if (
-            self._has_changed.is_set()
-            and self._running
-            and self.run
-            and not self.is_init
-            and not self._wants_stop.is_set()
-        ):
+        """Restart it if it runs by an older plan, perhaps begun before the change came."""
+        may_restart = not self.is_init and not self._wants_stop.is_set()
+        if self._has_changed.is_set() and self._running and self.run and may_restart:
             why = f"Container {self.plan['name']} definition changed, will be restarted"
             self._context.in_background(self._running.restart(why))
 
     def do_not_restart(self) -> None:
-        """From now on an end is the end."""
+        """Make its next end final."""
         self._wants_stop.set()
 
     async def stop(self, limit: deadline.Deadline, *, turn: asyncio.Event | None = None) -> None:
-        """End the container for good: hook, one's turn, stop signal, and SIGKILL when the limit is over."""
+        """End it for good: preStop hook, its turn, stop signal, and SIGKILL at the limit."""
         self.do_not_restart()
         is_up, is_done = self.progress.is_up, self.progress.is_done
         while not is_done.is_set():
@@ -185,9 +186,9 @@ class ContainerRunner:
                 await self._running.terminate(limit, turn=turn)
                 await is_done.wait()
             elif not await limit.allows(aiotasks.first_of(is_up, is_done)):
-                await aiotasks.first_of(is_up, is_done)  # starting takes moments; then it is killed
+                await aiotasks.first_of(is_up, is_done)  # it starts within moments, and is then killed
 
     def signal(self, number: int) -> None:
-        """Send a signal to its process, if that lives."""
+        """Send a signal to its process, if that is alive."""
         if self._running:
             self._running.signal(number)

@@ -1,4 +1,4 @@
-"""A moment by which something must have ended; it can be moved nearer while others wait for it."""
+"""A deadline that can be moved nearer while others wait for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Deadline:
-    """So many seconds from now, at most."""
+    """A moment on the event loop's clock."""
 
     def __init__(self, seconds: float) -> None:
         self._at = asyncio.get_running_loop().time() + seconds
@@ -18,23 +18,20 @@ class Deadline:
 
     @property
     def left_seconds(self) -> float:
-        """What is left; negative when it is over."""
+        """The time left; negative after the deadline."""
         return self._at - asyncio.get_running_loop().time()
 
     def shorten(self, seconds: float) -> None:
-        """Be over in so many seconds, unless it is over earlier anyway."""
+        """Move the deadline to so many seconds from now, unless it is earlier already."""
         at = asyncio.get_running_loop().time() + seconds
         if at < self._at:
             self._at = at
             self._moved.set()
 
     async def allows(self, work: Coroutine[Any, Any, Any], *, least_seconds: float = 0.0) -> bool:
-        """Do the work; whether it was done in time, else it is cancelled.
+        """Do the work, and return whether it was done in time; otherwise cancel it.
 
-        It gets `least_seconds`, even if the deadline is nearer.
-
-        Raises:
-            Exception: The work's own.
+        The work gets ``least_seconds``, even if the deadline is nearer.
         """
         task = asyncio.ensure_future(work)
         least = asyncio.get_running_loop().time() + least_seconds

@@ -1,7 +1,7 @@
-"""Reading and writing pipes, terminals and sockets in the event loop, by their descriptors, without a thread.
+"""Reads and writes pipes, terminals and sockets in the event loop, by their descriptors, without a thread.
 
-A descriptor is watched only while somebody waits for it: a reader that holds back, because whoever gets the data has
-no room, costs nothing meanwhile.  Descriptors must be non-blocking, and not be closed while somebody waits.
+A descriptor is watched only while somebody waits for it, so a reader that pauses because its own reader is slow costs
+nothing. Descriptors must be non-blocking, and must not be closed while somebody waits.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import struct
 import termios
 
 PIPE_BYTES = 64 << 10
-"""What a pipe holds unless it is asked to hold more."""
+"""The default capacity of a pipe."""
 WIDE_BYTES = 512 << 10
 
 
 async def read(descriptor: int, most: int) -> bytes:
-    """What there is, at most so many bytes, when there is something; nothing at the end.
+    """Wait for data, and return at most ``most`` bytes of it; empty at the end.
 
     Raises:
         OSError: The connection was reset, or the disk is broken.
@@ -37,7 +37,7 @@ async def read(descriptor: int, most: int) -> bytes:
 
 
 async def write(descriptor: int, data: bytes) -> None:
-    """Write all, waiting for room.
+    """Write everything, waiting for room.
 
     Raises:
         OSError: Nobody reads any more.
@@ -51,7 +51,7 @@ async def write(descriptor: int, data: bytes) -> None:
 
 
 async def readable(descriptor: int) -> None:
-    """Wait for input or the end."""
+    """Wait for data or the end."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(descriptor, resolve, ready)
@@ -62,7 +62,7 @@ async def readable(descriptor: int) -> None:
 
 
 async def writable(descriptor: int) -> None:
-    """Wait for room, or for the reader to go."""
+    """Wait for room, or until the reader is gone."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_writer(descriptor, resolve, ready)
@@ -73,13 +73,13 @@ async def writable(descriptor: int) -> None:
 
 
 def widen(pipe: int) -> None:
-    """Have a pipe through which much passes hold more; the kernel may refuse, and some are no pipes."""
+    """Enlarge a busy pipe; the kernel may refuse, and some descriptors are no pipes."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, WIDE_BYTES)
 
 
 def resize(terminal: int, *, width: int, height: int) -> None:
-    """Tell a terminal its size in characters, and its programs that it has changed."""
+    """Set a terminal's size in characters, and notify its programs."""
     most = 0xFFFF
     size = struct.pack("HHHH", min(height, most), min(width, most), 0, 0)
     with contextlib.suppress(OSError):
@@ -87,11 +87,11 @@ def resize(terminal: int, *, width: int, height: int) -> None:
 
 
 def words(error: OSError) -> str:
-    """Return what the kernel says, as Go writes it; asyncio puts its own words into ``strerror``."""
+    """Return the kernel's error text as Go writes it; asyncio puts its own text into ``strerror``."""
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
 
 
 def resolve(future: asyncio.Future[None]) -> None:
-    """Have whoever waits for it go on."""
+    """Wake whoever waits for the future."""
     if not future.done():
         future.set_result(None)

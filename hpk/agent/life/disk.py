@@ -1,7 +1,7 @@
-"""Limits of the node's disk: no quota is to be had without root, so what the pod takes is measured now and then.
+"""Limits on the use of the node's disk, by measuring now and then: quotas need root.
 
-As the kubelet does: a pod that is found over a limit is ended. What is measured is what du would say of emptyDirs, of
-containers' writable layers, and of logs.
+As with the kubelet, a pod that is found over a limit is ended. The measure is that of du, for emptyDirs, writable
+layers and logs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PERIOD_SECONDS = 10.0
 LEAST_REST = 20
-"""How many times as long as a measurement took the disk is left alone: millions of files are no reason to be busy."""
+"""Pause between measurements, as a multiple of the last one's duration: large trees must not keep the disk busy."""
 _BLOCK_BYTES = 512
 
 
@@ -28,17 +28,17 @@ class GivenUp(Exception):
 
 
 class DiskMeter:
-    """Measures one pod's directories; blocking, for a thread."""
+    """Measures one pod's directories; blocks, so call it in a thread."""
 
     def __init__(self, box: sandbox.PodSandbox) -> None:
         self._box = box
         self.is_given_up = False
 
     def exceeded(self, limits: list[records.DiskLimit]) -> records.DiskLimit | None:
-        """The first limit that is exceeded.
+        """Return the first limit that is exceeded, or None.
 
         Raises:
-            GivenUp: It was asked to stop.
+            GivenUp: ``is_given_up`` was set.
         """
         sizes: dict[str, int] = {}
 
@@ -60,14 +60,14 @@ class DiskMeter:
         return [*paths, *(path for one in plan["containers"] for path in self._of_container(one["name"]))]
 
     def _of_container(self, name: str) -> list[str]:
-        """The writable layers of its runs, and its logs; the merged view of a layer shows the image too."""
+        """Return its runs' writable layers, and its logs; the merged view of a layer includes the image."""
         roots = os.path.join(self._box.places.scratch, "roots")
         runs = [run for run in _names(roots) if run.rpartition("-")[0] == name]
         layers = [os.path.join(roots, run, part) for run in runs for part in ("upper", "work")]
         return [*layers, os.path.join(self._box.places.pod.logs, name)]
 
     def _used(self, path: str) -> int:
-        """The disk space of a directory, in bytes; a file with several names counts once, other file systems do not."""
+        """Return a directory's disk usage in bytes; count hard links once, and skip other file systems."""
         seen: set[int] = set()
         total, open_directories = 0, [path]
         try:
@@ -95,7 +95,7 @@ class DiskMeter:
 
 
 async def watch(box: sandbox.PodSandbox, *, on_exceeded: Callable[[str], None]) -> None:
-    """Look every ten seconds, or less often where that takes long, until a limit is exceeded; then say which."""
+    """Measure every ten seconds, or less often if that takes long; call back once, when a limit is exceeded."""
     limits = box.plan.get("disk_limits") or []
     meter, pause = DiskMeter(box), PERIOD_SECONDS
     try:

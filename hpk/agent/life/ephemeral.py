@@ -1,4 +1,4 @@
-"""A container that a user adds to a running pod, to look at the others (``kubectl debug``): it runs once."""
+"""An ephemeral container (``kubectl debug``): a user adds it to a running pod, and it runs once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class EphemeralRunner(container.ContainerRunner):
-    """As another, but its image comes late, and it may share the processes of a container that is not there yet."""
+    """A container whose image comes late, and which may share the processes of one that has yet to start."""
 
     def __init__(
         self,
@@ -28,24 +28,20 @@ class EphemeralRunner(container.ContainerRunner):
         self._target = target
 
     async def live(self) -> bool:
-        """Run once, when all that it needs is there; whether that succeeded."""
+        """Run once, when everything it needs is there; return whether that succeeded."""
         try:
-            begun = await self._begin()
-        except BaseException:
+            begun = await self._begin_late()
+            if begun is None:
+                return False
+            self.adopt(begun)
+            return await super().live()
+        finally:
             self.progress.is_done.set()
-            raise
-        if begun is None:
-            self.progress.is_done.set()
-            return False
-        self.adopt(begun)
-        return await super().live()
 
-    async def _begin(self) -> runs.ContainerRun | Exception | None:
-        """Ask crun for it; None if the pod ends before."""
-        try:
-            await starting.mount(self._context, self.plan)
-        except OSError as error:
-            return error
+    async def _begin_late(self) -> runs.ContainerRun | Exception | None:
+        """Start crun for it; return None if the pod ends first."""
+        if failure := await starting.mount(self._context, self.plan):
+            return failure
         while self._target is not None and self._target.run is None:
             if self._target.progress.is_done.is_set():
                 name = self._target.plan["name"]
@@ -55,10 +51,10 @@ class EphemeralRunner(container.ContainerRunner):
                 return None
         if self._wants_stop.is_set():
             return None
-        return starting.begin(self._context, self.plan, 0, neighbour=self._target.run if self._target else None)
+        return self._begin(neighbour=self._target.run if self._target else None)
 
     async def _wait_for(self, target: container.ContainerRunner) -> None:
-        """Wait until it runs, will not run, or the pod ends; and say so."""
+        """Wait until the target runs, will not run, or the pod ends; report that it waits."""
         name = target.plan["name"]
         why = f"Cannot share the processes of container {name} yet: it is not running"
         self._recorder.waiting("CreateContainerError", why)

@@ -1,4 +1,4 @@
-"""Commands inside a running container: in its namespaces, as its user, with its environment and working directory.
+"""Commands inside a running container: in its namespaces, with its user, environment and working directory.
 
 For exec probes and hooks (:func:`execute`) and for ``kubectl exec`` (`hpk.agent.serve.sessions`).
 """
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from hpk.agent.life import podcontext
 
 MOST_OUTPUT = 10 * 1024
-"""Bytes of output that are kept, as the kubelet's prober does."""
+"""Bytes of output that are kept, as by the kubelet's prober."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _REASONS = (
-    # What crun says contains → exit code and runc's words. What execve itself refuses, after crun's checks (no program
-    # of this architecture, a script without its interpreter), ends with 1 and crun's words on standard error.
+    # Part of crun's message → exit code and runc's words. If execve fails after crun's checks (another architecture, no
+    # interpreter for a script), the exit code is 1, and crun's message is on standard error.
     ("not found in $PATH", NOT_FOUND, "executable file not found in $PATH"),
     ("executable file `", NOT_FOUND, "no such file or directory"),
     ("not a regular file", NOT_EXECUTABLE, "is a directory"),
@@ -33,25 +33,25 @@ _REASONS = (
     ("ermission denied", NOT_EXECUTABLE, "permission denied"),
 )
 _LINGER_SECONDS = 0.2
-"""How long a probe's output is waited for, after the probe, if it left something in the background."""
+"""How long to wait for a probe's output after its end, if it left something in the background."""
 _MOST_PAUSE_SECONDS = 1.0
 
 
 class ExecTarget(Protocol):
-    """A container, as a command in it needs it."""
+    """A container in which commands can be run."""
 
     plan: records.ContainerPlan
 
     @property
     def run(self) -> runs.ContainerRun | None:
-        """The run whose process lives now."""
+        """The run whose process is alive."""
 
 
 class NotRunning(Exception):
-    """The container is not there to run a command in, or cannot run it.
+    """The container has no process to run a command in, or cannot run it.
 
     Attributes:
-        exit_code: What a shell would end with (126, 127), where the command is to blame.
+        exit_code: A shell's exit code (126, 127), if the command is the cause.
     """
 
     def __init__(self, message: str, *, exit_code: int | None = None) -> None:
@@ -60,9 +60,9 @@ class NotRunning(Exception):
 
 
 class Command:
-    """One command, started by crun, which ends with it and as it did.
+    """A command that crun runs; crun ends with it, and with its exit code.
 
-    Not detached: else crun would, now and then, reap a command that ends at once.
+    It is not detached, because crun sometimes reaps a detached command that ends at once.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Command:
         console: consoles.Console | None = None,
         size: tuple[int, int] | None = None,
     ) -> None:
-        """Start it; `files` are its descriptors → ours, which are still ours to close.
+        """Start it; ``files`` maps its descriptors to ours, which the caller closes.
 
         Raises:
-            OSError: No process can be had.
+            OSError: No process can be made.
         """
         self._argv = argv
         self._base = os.path.join(run.directory, f"exec-{time.monotonic_ns()}")
@@ -95,14 +95,14 @@ class Command:
         except OSError:
             self.close()
             raise
-        # It inherits from crun to be what a shortage of memory kills, before the agent.
+        # The command inherits this from crun: if memory runs out, the kernel kills it before the agent.
         with contextlib.suppress(OSError), open(f"/proc/{starter}/oom_score_adj", "w", encoding="ascii") as file:
             file.write(str(context.box.oom_score))
         self.ended: asyncio.Future[Any] = context.reaper.wait(starter, since=since)
         """crun's raw status, when it has ended."""
 
     async def has_begun(self) -> bool:
-        """Wait until the program runs, or cannot: until then what comes out of its pipes is said by crun."""
+        """Wait until the program runs, or cannot; until then its pipes carry crun's own output."""
         path = self._base + ".pid"
         while not os.path.exists(path):  # noqa: ASYNC240 - a tmpfs
             if self.ended.done():
@@ -111,7 +111,7 @@ class Command:
         return True
 
     async def wait(self) -> int:
-        """Its exit code, when it has ended: 128 + signal for a signalled one.
+        """Wait for its end and return its exit code: 128 + signal for a signalled process.
 
         Raises:
             NotRunning: It could not be run.
@@ -122,9 +122,9 @@ class Command:
         return processes.exit_code(status)
 
     async def kill(self) -> None:
-        """Kill it, if it has not ended, and remove its files; crun, which waits for it, ends too.
+        """Kill it, unless it has ended, and remove its files; crun, its parent, then ends too.
 
-        Its process id is known only when crun has told it; while crun lives it cannot be another's.
+        crun reports its process id late; while crun is alive, the id cannot be another process's.
         """
         pause = 0.005
         while not self.ended.done():
@@ -145,17 +145,13 @@ class Command:
 
 
 async def execute(
-    context: podcontext.PodContext,
-    target: ExecTarget,
-    argv: list[str],
-    *,
-    timeout_seconds: float | None = None,
+    context: podcontext.PodContext, target: ExecTarget, argv: list[str], *, timeout_seconds: float | None = None
 ) -> tuple[int, str]:
-    """Run a probe's or hook's command in a container; its exit code and what it wrote.
+    """Run a probe's or hook's command in a container; return its exit code and output.
 
     Raises:
         NotRunning: The container has ended, or cannot run the command.
-        TimeoutError: It took too long; it is killed.
+        TimeoutError: It took too long, and is killed.
     """
     run = target.run
     if run is None:
@@ -184,7 +180,7 @@ async def execute(
 
 
 class _Output:
-    """The first bytes of what a command writes."""
+    """The first bytes of a command's output."""
 
     def __init__(self, descriptor: int) -> None:
         self.data = b""
@@ -204,7 +200,7 @@ class _Output:
 def process_of(
     process: dict[str, Any], argv: list[str], *, has_terminal: bool, size: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """The OCI process of a command beside the container's own; pure."""
+    """Return the OCI process of a command beside the container's own; pure."""
     env = list(process["env"])
     if has_terminal and not any(one.startswith("TERM=") for one in env):
         env.append(f"TERM={oci.DEFAULT_TERMINAL}")
@@ -213,7 +209,7 @@ def process_of(
 
 
 def failure(said: str, argv: list[str]) -> NotRunning:
-    """What crun said, in runc's words, which users know and programs look for; pure."""
+    """Return crun's error in runc's words, which users and programs know; pure."""
     for part, code, why in _REASONS:
         if part in said:
             name = argv[0] if argv else ""

@@ -16,9 +16,9 @@ AGENT = "kube-lifecycle/1.37"
 
 
 async def run(context: podcontext.PodContext, target: execs.ExecTarget, hook: Mapping[str, Any]) -> str:
-    """Run a hook to its end; empty if it succeeded, else why not, in the kubelet's words.
+    """Run a hook to its end; return why it failed, in the kubelet's words, or an empty string.
 
-    It has no timeout of its own: whoever stops the container cancels it.
+    It has no timeout: whoever stops the container cancels it.
     """
     name, pod_name = target.plan["name"], context.pod_name
     try:
@@ -36,7 +36,7 @@ async def run(context: podcontext.PodContext, target: execs.ExecTarget, hook: Ma
             port = httpget.resolve_port(action["port"], target.plan.get("ports") or {})
             _, writer = await httpget.connect(action.get("host") or context.box.pod_ip, port)
             writer.close()
-    except Exception as error:  # noqa: BLE001 - whatever the container answers, a hook that cannot be run has failed
+    except Exception as error:  # noqa: BLE001 - a hook that cannot be run has failed, for whatever reason
         if not isinstance(error, (execs.NotRunning, httpget.Failed, LookupError, OSError)):
             supervise.fault(f"hook of container {name}", error)
         return f"lifecycle hook for Container {name!r} in Pod {pod_name!r} failed - error: {error}"

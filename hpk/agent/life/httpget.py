@@ -1,4 +1,4 @@
-"""HTTP GET as the kubelet's probes and hooks do it: one request, only the status matters."""
+"""HTTP GET as in the kubelet's probes and hooks: one request, of whose answer only the status counts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 MOST_REDIRECTS = 10
 MOST_HEADER_BYTES = 10 << 20
-"""Of a whole answer's headers, as Go's client (net/http, Transport.MaxResponseHeaderBytes)."""
+"""Limit on all headers of a response, as in Go's client (net/http, Transport.MaxResponseHeaderBytes)."""
 MOST_LINE_BYTES = 64 << 10
-"""What is kept of one header line; the rest is read and thrown away."""
+"""How much of a header line is kept; the rest is read and dropped."""
 _RESOLVERS = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="resolver")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _INTERIM = frozenset(range(100, 200)) - {101}
@@ -30,15 +30,15 @@ _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 
 
 class Failed(Exception):
-    """No answer was had; the text is as Go's client words it."""
+    """There is no usable response; the text is worded as by Go's client."""
 
 
 async def get(action: Mapping[str, Any], *, pod_ip: str, ports: Mapping[str, int], agent: str) -> tuple[int, bool]:
-    """Return the status of an ``httpGet`` action, and whether it is a redirect to another host, which nobody follows.
+    """Return the status of an ``httpGet`` action, and whether it redirects to another host, which is not followed.
 
     Raises:
-        Failed: No connection, no HTTP, or nothing that can be understood.
-        LookupError: The named port is not the container's.
+        Failed: There is no connection, or no valid HTTP response.
+        LookupError: The container has no port of this name.
     """
     port = resolve_port(action["port"], ports)
     scheme = str(action.get("scheme") or "HTTP").lower()
@@ -61,16 +61,16 @@ async def get(action: Mapping[str, Any], *, pod_ip: str, ports: Mapping[str, int
     except asyncio.IncompleteReadError as error:
         raise Failed(f'Get "{url}": {"unexpected EOF" if error.partial else "EOF"}') from error
     except (OSError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
-        # ValueError: what is no URL (a Location, a port of six digits), no host name (a label of 64 bytes), no HTTP.
+        # ValueError: an invalid URL (a Location, a port of six digits), host name (a label of 64 bytes) or response.
         raise Failed(f'Get "{url}": {error}') from error
     raise Failed(f'Get "{url}": stopped after 10 redirects')
 
 
 def redirected(url: str, location: str) -> str | None:
-    """Return where a redirect leads, or None if that is another host; pure.
+    """Return the URL to which a redirect leads, or None if that is on another host; pure.
 
     Raises:
-        ValueError: It leads nowhere.
+        ValueError: It is not a URL that can be followed.
     """
     try:
         target = urllib.parse.urljoin(url, location)
@@ -86,7 +86,7 @@ def redirected(url: str, location: str) -> str | None:
 
 
 def resolve_port(port: Any, ports: Mapping[str, int]) -> int:
-    """Return the number of a port that is given by number, or by its name among the container's ports.
+    """Return the number of a port, given by its number or its name in the container.
 
     Raises:
         LookupError: There is no such port.
@@ -103,7 +103,7 @@ def resolve_port(port: Any, ports: Mapping[str, int]) -> int:
 async def connect(
     host: str, port: int, *, context: ssl.SSLContext | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return a TCP connection, or TLS with a context.
+    """Open a TCP connection, with TLS if there is a context.
 
     Raises:
         Failed: There is no such host, or it refused.
@@ -122,10 +122,10 @@ async def connect(
 async def _dial(
     addresses: Sequence[str], port: int, *, context: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return a connection to the first address that takes one: of localhost's two a server may have only one.
+    """Connect to the first address that accepts: a server may listen on only one of localhost's two.
 
     Raises:
-        OSError: None does; it is what the first said.
+        OSError: None does; this is the first one's error.
     """
     failures = []
     for address in addresses:
@@ -137,14 +137,14 @@ async def _dial(
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """Return the host's addresses, of which there is at least one.
+    """Return the host's addresses, at least one.
 
-    A lookup cannot be cancelled: it has threads of its own, so that a name server that does not answer holds up other
-    lookups, but not the agent's work on the disk.
+    Lookups cannot be cancelled. They have their own threads, so that a name server that does not answer delays other
+    lookups, but not the agent's disk work.
 
     Raises:
         socket.gaierror: There is no such host.
-        ValueError: No host can have this name.
+        ValueError: The name is not valid.
         OverflowError: The port is far out of range.
     """
     with contextlib.suppress(ValueError):
@@ -155,7 +155,7 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 async def _request(url: str, headers: Sequence[tuple[str, str]]) -> tuple[int, str]:
-    """Send one request; returns and raises what :func:`_read_head` does, and `Failed` without a connection."""
+    """Send one request; return and raise as :func:`_read_head`, and `Failed` if there is no connection."""
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -165,17 +165,18 @@ async def _request(url: str, headers: Sequence[tuple[str, str]]) -> tuple[int, s
         raise Failed(f'Get "{url}": {error}') from error
     try:
         named = next((value for name, value in headers if name == "host"), "")
-        lines = [f"GET {_quoted(target)} HTTP/1.1", f"host: {named or parts.netloc}"]
+        escaped = urllib.parse.quote(target, safe=_PRINTABLE, errors="surrogateescape")  # it must not end the line
+        lines = [f"GET {escaped} HTTP/1.1", f"host: {named or parts.netloc}"]
         lines += [f"{name}: {value}" for name, value in headers if name != "host"]
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape"))
         return await _read_head(reader)
     finally:
         writer.close()
-        writer.transport.abort()  # else TLS waits for the server's farewell, which some never say
+        writer.transport.abort()  # else TLS waits for the server's close_notify, which some never send
 
 
 def _unverified() -> ssl.SSLContext:
-    """Return TLS as the kubelet's probes have it: they ask whether something answers, not who it is."""
+    """Return a TLS context without verification, as in the kubelet: probes test whether something answers."""
     import ssl  # noqa: PLC0415 - most pods do without (main.spared)
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -185,11 +186,11 @@ def _unverified() -> ssl.SSLContext:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, str]:
-    """Return the status and the Location; an interim answer (100, 103) is read past, as Go's client does.
+    """Return the status and the Location header; skip interim responses (100, 103), as Go's client does.
 
     Raises:
-        ValueError: It is no HTTP, or too long.
-        asyncio.IncompleteReadError: It ends before.
+        ValueError: It is not HTTP, or is too long.
+        asyncio.IncompleteReadError: It ends early.
     """
     left = MOST_HEADER_BYTES
     while True:
@@ -210,10 +211,10 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, str]:
 
 
 async def _read_line(reader: asyncio.StreamReader, most: int) -> tuple[bytes, int]:
-    """Return the beginning of the next line, stripped, and how long the line is.
+    """Return the stripped beginning of the next line, and the line's length.
 
     Raises:
-        ValueError: It is longer than `most`.
+        ValueError: It is longer than ``most``.
         asyncio.IncompleteReadError: It does not end.
     """
     kept, length = b"", 0
@@ -227,11 +228,6 @@ async def _read_line(reader: asyncio.StreamReader, most: int) -> tuple[bytes, in
             raise ValueError(f"net/http: server response headers exceeded {MOST_HEADER_BYTES} bytes; aborted")
         if part.endswith(b"\n"):
             return kept.strip(), length
-
-
-def _quoted(target: str) -> str:
-    """Return the path and query with everything escaped that would end the request's line early."""
-    return urllib.parse.quote(target, safe=_PRINTABLE, errors="surrogateescape")
 
 
 def _bracketed(host: str) -> str:

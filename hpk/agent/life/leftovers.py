@@ -1,4 +1,4 @@
-"""What a container leaves in a PID namespace that is not its own: the kernel does not end it with the container."""
+"""Kills what a container leaves in a PID namespace that is not its own; there the kernel does not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from hpk.agent.boot import runs
 
 _ROUNDS = 20
-"""Of looking for more: what is being killed may have had children meanwhile."""
+"""How often to look again: processes that are being killed may have forked."""
 
 
 def kill(run: runs.ContainerRun) -> None:
-    """Kill all processes of a run whose first one has ended; nothing to do where it had a PID namespace of its own."""
+    """Kill all processes of a run whose first one has ended; do nothing if it had its own PID namespace."""
     for _ in range(_ROUNDS if run.mounts else 0):
         left = [process for process in os.listdir("/proc") if process.isdecimal() and _mounts(process) == run.mounts]
         if not left:
@@ -25,8 +25,8 @@ def kill(run: runs.ContainerRun) -> None:
 
 
 def _mounts(process: str) -> str:
-    """By its mount namespace a process is known to be a container's."""
+    """Return the mount namespace of a process, which tells its container."""
     try:
         return os.readlink(f"/proc/{process}/ns/mnt")
-    except OSError:  # it has ended, or is none of ours
+    except OSError:  # it has ended, or is not ours
         return ""

@@ -1,7 +1,7 @@
 """Containers' output as CRI log files (`hpk.crilog`).
 
-One thread of the pod writes them, so that a slow shared file system holds up nothing else.  A disk that refuses (full,
-gone) or hangs loses lines; an event and a line in the file say what is missing.
+One thread of the pod writes them, so that a slow shared file system delays nothing else. If the disk refuses (full,
+gone) or hangs, lines are lost; an event and a line in the file tell how much.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LONGEST_LINE = 16 * 1024
-"""Bytes; a longer line is written in parts, as containerd does."""
+"""Bytes; a longer line is split, as by containerd."""
 _NEWLINE = 10
 _MOST_WAITING = 4 << 20
 
 
 class Limits:
-    """How much one run may log: so many files, and how large one grows (containerLogMaxFiles, containerLogMaxSize)."""
+    """Limits on the log of one run: size and number of its files (containerLogMaxSize, containerLogMaxFiles)."""
 
     def __init__(self, file_bytes: int = 10 << 20, files: int = 5) -> None:
         self.file_bytes, self.files = file_bytes, files
 
 
 class Framer:
-    """Turns one stream's bytes into CRI lines; pure."""
+    """Turns the bytes of one stream into CRI lines; pure."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._rest = b""
 
     def feed(self, data: bytes, *, at_ns: int) -> bytes:
-        """The lines that are complete with this data."""
+        """Return the lines that are complete with this data."""
         full, partial = (crilog.head(at_ns, self._stream, tag) for tag in (crilog.FULL, crilog.PARTIAL))
         *lines, rest = (self._rest + data).split(b"\n")
         parts: list[bytes] = []
@@ -58,13 +58,13 @@ class Framer:
         return b"".join(parts)
 
     def close(self, *, at_ns: int) -> bytes:
-        """What is left when the stream ends without a newline: a partial line."""
+        """Return the rest of a stream that ends without a newline, as a partial line."""
         rest, self._rest = self._rest, b""
         return crilog.head(at_ns, self._stream, crilog.PARTIAL) + rest + b"\n" if rest else b""
 
 
 class Writer:
-    """The thread that writes; one for all containers of the pod."""
+    """The thread that writes the logs of all containers of the pod."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -73,11 +73,11 @@ class Writer:
         self._thread.start()
 
     def put(self, file: LogFile, data: bytes) -> None:
-        """Have data written; ``file.written`` is told in the event loop."""
+        """Queue data to be written; ``file.written`` is then called in the event loop."""
         self._queue.put((file, data))
 
     def end(self, file: LogFile) -> None:
-        """Have a file closed when all that was put is written: to close writes, where the home is on NFS."""
+        """Close the file when all queued data is written; on NFS, close(2) writes."""
 
         def close() -> None:
             try:
@@ -88,7 +88,7 @@ class Writer:
         self._queue.put(close)
 
     async def flushed(self, *, timeout_seconds: float) -> bool:
-        """Whether all that was put before is out within this time."""
+        """Return whether everything queued so far is written within this time."""
         done: asyncio.Future[None] = self._loop.create_future()
 
         def tell() -> None:
@@ -98,7 +98,7 @@ class Writer:
         return await aiotasks.in_time(done, timeout_seconds)
 
     def close(self) -> None:
-        """End the thread when it has written all; does not wait for it."""
+        """End the thread when it has written everything; do not wait for it."""
         self._queue.put(None)
 
     def _work(self) -> None:
@@ -115,7 +115,7 @@ class Writer:
 
 
 def _written(file: LogFile, data: bytes) -> OSError | None:
-    """Write, in the thread, which must outlive whatever is wrong with one file."""
+    """Write, in the thread, which must survive any fault of one file."""
     try:
         return file.write(data)
     except Exception as error:  # noqa: BLE001 - as it says
@@ -124,7 +124,7 @@ def _written(file: LogFile, data: bytes) -> OSError | None:
 
 
 class LogFile:
-    """One run's log file; opened by the writer's thread when it is first written."""
+    """The log file of one run; the writer's thread opens it on the first write."""
 
     def __init__(self, path: str, *, on_trouble: Callable[[str], None], limits: Limits | None = None) -> None:
         self._path = path
@@ -134,18 +134,18 @@ class LogFile:
         self._descriptor = -1
         self._is_torn = False
         self._lost = 0
-        self._lock = threading.Lock()  # of _lost: the loop adds to it, the thread takes it
+        self._lock = threading.Lock()  # guards _lost, which loop and thread change
         self._on_trouble = on_trouble
         self._is_troubled = False
         self.waiting = 0
-        """Bytes that the thread has not written yet."""
+        """Bytes that the thread has yet to write."""
         self.hangs = False
-        """Whether output is thrown away because the disk does not answer."""
+        """Whether output is dropped because the disk does not answer."""
         self.room = asyncio.Event()
         self.room.set()
 
     def write(self, data: bytes) -> OSError | None:
-        """Append, in the thread; an error loses the data, and the next success says how much was lost."""
+        """Append data, in the thread; an error loses it, and the next success records how much was lost."""
         try:
             if self._descriptor < 0:
                 self._begin()
@@ -158,7 +158,7 @@ class LogFile:
         return None
 
     def _begin(self) -> None:
-        """Open the current part, and remove what is no longer kept: of this run, and of runs before the last one."""
+        """Open the current part; remove this run's parts beyond the limit, and the logs of runs before the last."""
         os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
         _remove_old(self._path, oldest_part=self._part - self._limits.files + 1)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -167,7 +167,7 @@ class LogFile:
         self._is_torn = False
 
     def _write(self, data: bytes) -> None:
-        """Append lines; in the next part, where this one would grow too large."""
+        """Append lines, in a new part if this one would grow too large."""
         if self._size and self._size + len(data) > self._limits.file_bytes:
             self.close()
             self._part += 1
@@ -189,21 +189,21 @@ class LogFile:
 
     @property
     def has_room(self) -> bool:
-        """Whether the thread keeps up with what is put."""
+        """Whether the thread keeps up."""
         return self.waiting < _MOST_WAITING
 
     def add_lost(self, count: int) -> None:
-        """Note bytes that never reach the file."""
+        """Count bytes that never reach the file."""
         with self._lock:
             self._lost += count
 
     def give_up(self) -> None:
-        """In the event loop: the disk has had its time; the container goes on without its output."""
+        """Drop output until the disk answers, so that the container can continue; called in the event loop."""
         self.hangs = True
         self._trouble(f"Cannot write {self._path}: the file system does not answer; output is lost until it does")
 
     def written(self, count: int, error: OSError | None) -> None:
-        """In the event loop: the thread is done with count bytes."""
+        """Note that the thread is done with ``count`` bytes; called in the event loop."""
         self.waiting -= count
         if self.has_room:
             self.hangs = False
@@ -222,17 +222,17 @@ class LogFile:
         """Close the file, in the thread.
 
         Raises:
-            OSError: What was written could not be kept.
+            OSError: Data that was written could not be kept.
         """
-        descriptor, self._descriptor = self._descriptor, -1  # it is gone, whatever close(2) says
+        descriptor, self._descriptor = self._descriptor, -1  # it is closed even if close(2) fails
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def _remove_old(path: str, *, oldest_part: int) -> None:
-    """Remove the parts of this log before the oldest that is kept, and the logs of all runs but the last before it.
+    """Remove the parts of this log before ``oldest_part``, and the logs of runs before the last one.
 
-    The kubelet keeps as much: one dead container of a name (MaxPerPodContainer).
+    The kubelet keeps as many: one dead container of a name (MaxPerPodContainer).
     """
     directory, base = os.path.split(path)
     run = int(base.partition(".")[0])

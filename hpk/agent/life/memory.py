@@ -1,12 +1,12 @@
-"""Memory limits of containers, kept by the agent where no cgroup is to be had for each; and whom the kernel killed.
+"""Enforces containers' memory limits where no cgroup per container is possible; detects the kernel's kills.
 
-Slurm's own enforcement takes the whole job, agent included, and knows the sum of all containers only.  So a container
-that holds more than its limit is killed alone.  What it holds is what the kernel would charge to a cgroup of its own
-if that could not swap: anonymous and shared memory, each page once however many processes map it, and its files in
-memory; not the page cache.  It is found in steps, each only if the one before leaves a doubt:
+Slurm's own enforcement ends the whole job, agent included, and knows only the sum of all containers. So the agent kills
+a container that exceeds its limit. Its usage is what the kernel would charge to its own cgroup without swap: anonymous
+and shared memory, each page once however many processes map it, and its files in tmpfs; not the page cache. It is
+measured in steps, each only if the one before leaves a doubt:
 
-1. The job's cgroup: if all of the pod is charged less than the limit, the container is.
-2. The resident sizes of its processes, which count a page that several share once for each, and mapped files.
+1. The job's cgroup: if the whole pod is charged less than the limit, so is the container.
+2. The resident sizes of its processes, which count shared pages once for each, and mapped files.
 3. The same without mapped files.
 4. Their proportional set sizes: exact, but the kernel walks their page tables for it.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PERIOD_SECONDS = 0.25
 LEAST_REST = 20
-"""How many times as long as a look took nobody looks again: large page tables are no reason to be busy."""
+"""Pause between measurements, as a multiple of the last one's duration: large page tables must not keep it busy."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _GONE = (0, 0, 0)
 _OWN = ("RssAnon:", "RssShmem:", "VmSwap:")
@@ -40,8 +40,8 @@ class Watched:
 
     Attributes:
         process: Its first process.
-        tmpfs: File systems in memory that only it writes to.
-        members: Process ids, with the time of their start, by which an id that came again is told apart.
+        tmpfs: The tmpfs mounts that only it can write to.
+        members: Process ids and their start times, which tell a reused id apart.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Watched:
 
 
 class Watcher:
-    """Looks at all containers of the pod that have a limit, while there are any."""
+    """Watches all containers of the pod that have a limit, while there are any."""
 
     def __init__(self, *, job: cgroup.MemoryCgroup | None = None, proc: str = "/proc") -> None:
         self._job = job
@@ -63,7 +63,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def watching(self, one: Watched) -> Iterator[None]:
-        """Watch a container for as long as the context lasts; ``on_exceeded`` is called in the event loop."""
+        """Watch a container within the context; ``on_exceeded`` is called in the event loop."""
         self._watched.append(one)
         if self._task is None:
             self._task = asyncio.create_task(supervise.restarted(self._watch, name="watch over memory"), name="memory")
@@ -86,7 +86,7 @@ class Watcher:
             await asyncio.sleep(max(PERIOD_SECONDS, LEAST_REST * (time.monotonic() - began_at)))
 
     def _exceeded(self, watched: tuple[Watched, ...]) -> list[Watched]:
-        """Those that hold more than they may; in a thread, as a process's page tables may be locked for long."""
+        """Return those over their limits; called in a thread, because page tables may be locked for long."""
         charged = self._job.working_set_bytes() if self._job else None
         if charged is not None:
             watched = tuple(one for one in watched if charged > one.limit_bytes)
@@ -100,7 +100,7 @@ class MemoryMeter:
         self._proc = proc
 
     def exceeded(self, watched: Sequence[Watched]) -> list[Watched]:
-        """Those of the containers that hold more than they may."""
+        """Return the containers over their limits."""
         resident = self._assign(watched)
         return [one for one in watched if self._is_over(one, sum(resident[process] for process in one.members))]
 
@@ -114,9 +114,10 @@ class MemoryMeter:
         return self._exact_bytes(cheap, files) > one.limit_bytes
 
     def _assign(self, watched: Sequence[Watched]) -> dict[int, int]:
-        """Find the processes of each container; the resident size of every process.
+        """Find the processes of each container; return the resident size of every process.
 
-        A process is a container's by its mount namespace; one that made itself another, by its parent.
+        A process belongs to the container whose mount namespace it is in; one that made itself another, to its
+        parent's.
         """
         found = {int(name): self._stat(name) for name in os.listdir(self._proc) if name.isdecimal()}
         owners: dict[int, Watched] = {}
@@ -136,10 +137,10 @@ class MemoryMeter:
         return {process: resident for process, (_, _, resident) in found.items()}
 
     def _stat(self, process: str) -> tuple[int, int, int]:
-        """A process's parent, the time of its start, and its resident size; zeros when it has ended."""
+        """Return a process's parent, start time and resident size; zeros if it has ended."""
         try:
             with open(f"{self._proc}/{process}/stat", "rb", buffering=0) as file:
-                fields = file.read().rpartition(b")")[2].split()  # the name before may hold anything
+                fields = file.read().rpartition(b")")[2].split()  # the name may contain anything
             return int(fields[1]), int(fields[19]), int(fields[21]) * _PAGE_BYTES
         except (OSError, ValueError, IndexError):
             return _GONE
@@ -151,14 +152,14 @@ class MemoryMeter:
             return ""
 
     def _swaps(self) -> bool:
-        """Whether the node has swap space, where resident sizes tell less than there is."""
+        """Return whether the node has swap space, so that resident sizes are too small."""
         return len(_lines(f"{self._proc}/swaps")) > 1
 
     def _own_bytes(self, process: int) -> int:
         return sum(_kilobytes(f"{self._proc}/{process}/status", _OWN).values())
 
     def _exact_bytes(self, cheap: dict[int, int], files: int) -> int:
-        """The processes' proportional sizes, and what is in files that nobody maps; given each one's cheap size."""
+        """Return the processes' proportional sizes, plus tmpfs files that nobody maps."""
         private, shared = 0, 0
         for process, bytes_ in cheap.items():
             sizes = _kilobytes(f"{self._proc}/{process}/smaps_rollup", _EXACT) if bytes_ else {}
@@ -171,9 +172,9 @@ class MemoryMeter:
 
 
 class Kills:
-    """Tells whether the kernel has just killed for want of memory, from a count that only rises.
+    """Tells whether the kernel has just killed for lack of memory, from a count that only rises.
 
-    The kernel counts first; the process is gone when its pages are free, after 0.2 s for each GB of small pages.
+    The count rises first; the process is gone once its pages are free: 0.2 s for each GB of small pages.
     """
 
     def __init__(self, count: Callable[[], int]) -> None:
@@ -181,16 +182,16 @@ class Kills:
         self._settled = self._newest = 0
 
     def look(self) -> None:
-        """Note the count; what was there at the look before is no news any more.  Call it once a minute."""
+        """Note the count; what the last look saw is then no longer recent. Call it once a minute."""
         self._settled, self._newest = self._newest, self.count()
 
     def rose(self, *, since: int) -> bool:
-        """Whether the count has just risen, and is higher than it was before the run that has ended."""
+        """Return whether the count has risen recently, and since the run began (``since``)."""
         return self.count() > max(since, self._settled)
 
 
 def _kilobytes(path: str, names: tuple[str, ...]) -> dict[str, int]:
-    """The sizes in a file of /proc that have these names, in bytes."""
+    """Return the sizes with these names in a file of /proc, in bytes."""
     pairs = (line.split() for line in _lines(path) if line.startswith(names))
     return {pair[0]: int(pair[1]) * 1024 for pair in pairs}
 

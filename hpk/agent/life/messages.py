@@ -11,7 +11,7 @@ MOST_LOG_LINES = 80
 
 
 def termination_message(file: str, *, policy: str, exit_code: int, log: bytes) -> str:
-    """The last 4096 bytes of the file; the end of the log if that is empty, the run failed and the policy says so."""
+    """Return the last 4096 bytes of the file; the log's end if it is empty, the run failed, and the policy says so."""
     text = _last_bytes(file, LONGEST_FILE)
     if not text and policy == FALLBACK and exit_code != 0:
         text = log_end(log)
@@ -19,7 +19,7 @@ def termination_message(file: str, *, policy: str, exit_code: int, log: bytes) -
 
 
 def log_end(data: bytes) -> bytes:
-    """The text of the last lines of a CRI log: at most 80 lines and 2048 bytes."""
+    """Return the text of the last lines of a CRI log: at most 80 lines and 2048 bytes."""
     text: list[bytes] = []
     lines = [line + b"\n" for line in data.split(b"\n") if line]
     for line in lines[-MOST_LOG_LINES:]:

@@ -1,4 +1,4 @@
-"""The pod's life: init containers one by one, sidecars, then the app containers, and how it all ends."""
+"""The pod's life: init containers one by one, sidecars, then the app containers, and its end."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 MESSAGES = {
     "DeadlineExceeded": "Pod was active on the node longer than the specified deadline",
-    "TimeLimit": "The Slurm job reaches its time limit",
+    "TimeLimit": "The Slurm job is about to reach its time limit",
     "Signalled": "Slurm ends the job: cancelled, out of time, or the node shuts down",
 }
 CLOCK_SECONDS = 10.0
-"""How long the deadline waits for the kubelet to say what time it is: by this node's clock it may be over already."""
+"""How long the deadline waits for the kubelet's clock: by this node's it may have passed already."""
 EVICTION_SECONDS = 1.0
-"""The grace of a pod that is evicted (immediateEvictionGracePeriodSeconds)."""
+"""The grace of an evicted pod (immediateEvictionGracePeriodSeconds)."""
 _KILL_MARGIN_SECONDS = 2.5
-"""Kept from Slurm's KillWait for the last report and for cleaning."""
+"""Part of Slurm's KillWait that is kept for the last report and for cleaning."""
 
 
 class PodRunner:
-    """All containers, and the wish to end them."""
+    """Runs all containers of the pod, and ends them."""
 
     def __init__(self, context: podcontext.PodContext, *, begun: dict[str, runs.ContainerRun | Exception]) -> None:
         self._context = context
@@ -42,11 +42,14 @@ class PodRunner:
         self._tasks: dict[container.ContainerRunner, asyncio.Task[bool]] = {}
 
     def find(self, name: str) -> container.ContainerRunner | None:
-        """The container of this name, if the pod has it."""
+        """Return the container of this name, if the pod has one."""
         return next((one for one in self._containers if one.plan["name"] == name), None)
 
     def add(self, plan: records.ContainerPlan) -> None:
-        """Start an ephemeral container, unless the pod has one of its name, or ends; or give another a new image."""
+        """Start an ephemeral container, or give another container a new image.
+
+        An ephemeral container is ignored if its name is taken, or if the pod has not begun or is ending.
+        """
         name = plan["name"]
         if plan["kind"] != "ephemeral":
             if one := self.find(name):
@@ -57,7 +60,7 @@ class PodRunner:
         reporter = self._context.reporter
         reporter.report["containers"][name] = report.waiting("ContainerCreating") | {"image_id": plan["image_id"]}
         reporter.changed()
-        # Where all processes are shared there is none to wait for.
+        # If all processes are shared, there is no target to wait for.
         target = None if self._context.plan.get("share_processes") else self.find(plan.get("target", ""))
         one = ephemeral.EphemeralRunner(plan, context=self._context, target=target)
         self._containers.append(one)
@@ -68,7 +71,7 @@ class PodRunner:
         return [one for one in self._containers if one.plan["kind"] == "app"]
 
     async def live(self) -> None:
-        """Run the pod to its end, whatever ends it; returns when no process of it is left."""
+        """Run the pod to its end; return when none of its processes is left."""
         self._has_begun = True
         self._set_timer(None)
         try:
@@ -82,7 +85,7 @@ class PodRunner:
                 self._timer = None
 
     def end(self, reason: str, *, message: str = "", grace_seconds: float | None = None) -> None:
-        """End the pod; said again, it may only shorten the grace. The first reason stays."""
+        """End the pod. Later calls may only shorten the grace; the first reason stays."""
         plan, reporter = self._context.plan, self._context.reporter
         grace = float(plan["grace_seconds"] if grace_seconds is None else grace_seconds)
         if reason == "Signalled":
@@ -98,20 +101,20 @@ class PodRunner:
             one.do_not_restart()
 
     def set_clock(self, ahead_seconds: float) -> bool:
-        """How far this node's clock is ahead of the kubelet's, who has set the deadline; whether that is news."""
+        """Set how far this node's clock is ahead of the kubelet's, which set the deadline; return whether it is new."""
         if self._timer:
             self._timer.cancel()
             self._set_timer(ahead_seconds)
         return self._context.reporter.set_clock(ahead_seconds)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the first process of each container that runs."""
+        """Send a signal to the first process of each running container."""
         for one in self._containers:
             if one.plan["kind"] != "ephemeral":
                 one.signal(number)
 
     def evict(self, message: str) -> None:
-        """End the pod for what it takes of the disk, as quickly as the kubelet does."""
+        """End the pod because of its disk usage, with the kubelet's short grace."""
         self._context.reporter.event("Warning", "Evicted", message)
         self.end("Evicted", message=message, grace_seconds=EVICTION_SECONDS)
 
@@ -124,7 +127,7 @@ class PodRunner:
         self._timer = asyncio.get_running_loop().call_later(max(least, left), self.end, "DeadlineExceeded")
 
     async def _initialize(self) -> bool:
-        """Run what comes before the apps; whether they may start."""
+        """Run the init containers and sidecars; return whether the apps may start."""
         for one in self._containers:
             if one.plan["kind"] in {"app", "ephemeral"}:
                 continue
@@ -140,7 +143,7 @@ class PodRunner:
         return True
 
     async def _run_apps(self) -> None:
-        """Start the apps in the plan's order, each after the one before and its postStart hook; wait for all."""
+        """Start the apps in the plan's order, each after the previous one's postStart hook; wait for all."""
         for one in self._apps:
             self._start(one)
             if (one.plan.get("lifecycle") or {}).get("postStart"):
@@ -155,7 +158,7 @@ class PodRunner:
         return self._tasks[one]
 
     async def _guarded(self, one: container.ContainerRunner) -> bool:
-        """Let a container live; whether its last run succeeded.  A fault of ours ends it, and no other."""
+        """Run a container; return whether its last run succeeded. A fault of ours ends it alone."""
         try:
             return await one.live()
         except Exception as error:  # noqa: BLE001 - as it says
@@ -165,11 +168,11 @@ class PodRunner:
             return False
 
     async def _unless_stopping(self, event: asyncio.Event) -> None:
-        """Wait for it, or for the wish to end the pod."""
+        """Wait for the event, or until the pod must end."""
         await aiotasks.first_of(event, self._context.is_stopping)
 
     async def _stop(self, limit: deadline.Deadline) -> None:
-        """Stop what runs: apps, init and ephemeral containers at once, then sidecars from last to first."""
+        """Stop apps, init and ephemeral containers at once, then sidecars from last to first."""
         self._limit = limit
         begun = [one for one in self._containers if one in self._tasks]
         sidecars = [one for one in begun if one.plan["kind"] == "sidecar"]

@@ -1,4 +1,4 @@
-"""Holds what every container of the pod uses: its sandbox, the report, the log's writer, the reaper of processes."""
+"""What every container of the pod uses: its sandbox, the report, the log's writer, the reaper of processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PodContext:
-    """Made once, when the event loop begins."""
+    """The services of one pod, made when the event loop begins."""
 
     def __init__(
         self,
@@ -40,16 +40,15 @@ class PodContext:
         self._background: set[asyncio.Task[None]] = set()
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done that nobody waits for."""
+        """Start a task that nobody waits for."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def retire(self, run: runs.ContainerRun | Exception) -> None:
-        """Remove what a run that has ended left behind, when there is time for it."""
-        if not isinstance(run, Exception):
-            runs.close_stdin(run)  # here and not in the thread: sessions close it too
-            try:
-                asyncio.get_running_loop().run_in_executor(None, runs.clean, run)
-            except RuntimeError as error:  # the pod has all threads that are to be had; at its end all is removed
-                print(f"Cannot remove {run.root_directory} now: {error}", flush=True)  # noqa: T201 - the job's output
+    def retire(self, run: runs.ContainerRun) -> None:
+        """Remove what a run that has ended left behind, in a thread."""
+        runs.close_stdin(run)  # not in the thread, because sessions close it too
+        try:
+            asyncio.get_running_loop().run_in_executor(None, runs.clean, run)
+        except RuntimeError as error:  # no thread is left; all is removed at the pod's end
+            print(f"Cannot remove {run.root_directory} now: {error}", flush=True)  # noqa: T201 - the job's output

@@ -1,4 +1,4 @@
-"""Startup, readiness and liveness probes (pkg/kubelet/prober): when to ask, what to ask, what follows."""
+"""Startup, readiness and liveness probes, as in pkg/kubelet/prober."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Kind = Literal["Startup", "Readiness", "Liveness"]
 
 
 class ProbeTarget(execs.ExecTarget, Protocol):
-    """A container, as its probes need it."""
+    """A container that can be probed."""
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process is alive."""
 
     @property
     def may_restart(self) -> bool:
-        """Whether a killed process would be followed by another."""
+        """Whether it would be restarted after being killed."""
 
     def set_started(self) -> None:
-        """Take note that the startup probe has passed, or that there is none."""
+        """Record that the startup probe has passed, or that there is none."""
 
     def set_ready(self, is_ready: bool) -> None:  # noqa: FBT001 - a setter
-        """Take note of what the readiness probe says."""
+        """Record the result of the readiness probe."""
 
     async def restart(self, why: str, *, grace_seconds: float | None = None) -> None:
-        """Kill the process with grace; its restart policy says what comes then."""
+        """Kill the process with grace; its restart policy decides what follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Timing:
 
 
 def timing(probe: Mapping[str, Any]) -> Timing:
-    """The numbers of a ``v1.Probe``."""
+    """Return the numbers of a ``v1.Probe``."""
     return Timing(
         initial_delay_seconds=probe.get("initialDelaySeconds") or 0,
         timeout_seconds=probe.get("timeoutSeconds") or 1,
@@ -62,15 +62,15 @@ def timing(probe: Mapping[str, Any]) -> Timing:
 
 
 class Verdict:
-    """Counts results in a row until they cross a threshold; pure."""
+    """Counts equal results in a row until they reach a threshold; pure."""
 
     def __init__(self, numbers: Timing) -> None:
         self._numbers = numbers
         self._last: bool | None = None
         self._count = 0
 
-    def add(self, is_success: bool) -> bool | None:  # noqa: FBT001 - it is the one thing that is counted
-        """The probe's state after this result: True, False, or None if nothing has been decided by it."""
+    def add(self, is_success: bool) -> bool | None:  # noqa: FBT001 - the one thing that is counted
+        """Return the probe's state after this result, or None if it is still undecided."""
         self._count = self._count + 1 if self._last is is_success else 1
         self._last = is_success
         needed = self._numbers.success_threshold if is_success else self._numbers.failure_threshold
@@ -78,7 +78,7 @@ class Verdict:
 
 
 async def watch(context: podcontext.PodContext, target: ProbeTarget) -> None:
-    """Probe a container that has just started, for as long as it runs; cancelled when it ends."""
+    """Probe a container that has just started while it runs; cancelled when it ends."""
     plan = target.plan
 
     def faulted(why: str) -> None:
@@ -135,7 +135,7 @@ async def _kill(target: ProbeTarget, probe: dict[str, Any], word: str) -> None:
 async def _states(
     context: podcontext.PodContext, target: ProbeTarget, probe: dict[str, Any], kind: Kind
 ) -> AsyncIterator[bool]:
-    """The probe's decisions, one whenever a threshold is crossed."""
+    """Yield the probe's state whenever a threshold is reached."""
     numbers = timing(probe)
     verdict = Verdict(numbers)
     loop = asyncio.get_running_loop()
@@ -151,13 +151,9 @@ async def _states(
 
 
 async def _ask(
-    context: podcontext.PodContext,
-    target: ProbeTarget,
-    probe: dict[str, Any],
-    kind: Kind,
-    numbers: Timing,
+    context: podcontext.PodContext, target: ProbeTarget, probe: dict[str, Any], kind: Kind, numbers: Timing
 ) -> bool | None:
-    """One question; None if it could not be asked, which counts neither way."""
+    """Probe once; return None if that was impossible, which counts neither way."""
     reporter, name = context.reporter, target.plan["name"]
     try:
         failure = await check(context, target, probe, timeout_seconds=numbers.timeout_seconds)
@@ -166,7 +162,7 @@ async def _ask(
             text = f"{kind} probe errored and resulted in unknown state: {error}"
             reporter.event("Warning", "Unhealthy", text, container=name)
         return None
-    except Exception as error:  # noqa: BLE001 - an answer that cannot be read is no success, whatever is wrong with it
+    except Exception as error:  # noqa: BLE001 - an unreadable answer is no success
         failure = supervise.fault(f"{kind.lower()} probe of container {name}", error)
     if failure is None:
         return True
@@ -175,13 +171,9 @@ async def _ask(
 
 
 async def check(  # noqa: PLR0911 - one return for each kind of probe
-    context: podcontext.PodContext,
-    target: ProbeTarget,
-    probe: Mapping[str, Any],
-    *,
-    timeout_seconds: float,
+    context: podcontext.PodContext, target: ProbeTarget, probe: Mapping[str, Any], *, timeout_seconds: float
 ) -> str | None:
-    """Ask once; None if all is well, else what is wrong in the kubelet's words.
+    """Probe once; return None on success, else what is wrong in the kubelet's words.
 
     Raises:
         execs.NotRunning: A command could not be started.
@@ -225,9 +217,9 @@ def _timed_out(probe: Mapping[str, Any], seconds: float, pod_ip: str) -> str:
 
 
 async def _grpc(host: str, port: int, service: str) -> str | None:
-    """Ask by grpc.health.v1; None if it serves, else what is wrong (pkg/probe/grpc).
+    """Ask by grpc.health.v1; return None if it serves, else what is wrong (pkg/probe/grpc).
 
-    Its messages are, on the wire, those of two well-known types: a string as field 1, and a number as field 1.
+    On the wire its messages equal two well-known types: a string as field 1, and a number as field 1.
     """
     # heavy, and few pods have such a probe
     import grpc.aio  # noqa: PLC0415
@@ -238,7 +230,6 @@ async def _grpc(host: str, port: int, service: str) -> str | None:
         ask = channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=wrappers_pb2.StringValue.SerializeToString,
-            response_deserializer=_as_it_is,
         )
         try:
             answer = await ask(wrappers_pb2.StringValue(value=service))
@@ -254,7 +245,3 @@ async def _grpc(host: str, port: int, service: str) -> str | None:
     if status == 1:
         return None
     return f"service unhealthy (responded with {words.get(status, str(status))!r})"
-
-
-def _as_it_is(data: bytes) -> bytes:
-    return data

@@ -1,4 +1,4 @@
-"""Collects every child process that ends, adopted ones included, and tells the one that waits for it."""
+"""Collects every child process that ends, adopted ones included, and tells whoever waits for it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Reaper:
-    """Made inside the event loop, before anything awaits a child.
+    """Collects children; made inside the event loop, before anything awaits a child.
 
-    A container's process becomes ours only when crun, its parent, ends, and may end itself before anybody has
-    read its id.  So statuses that nobody waits for yet are kept, with their time: a process id can come again.
+    A container's process becomes ours only when crun, its parent, ends, and may end before anybody has read its id. So
+    statuses without a waiter are kept, with their time, because a process id may be used again.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -23,7 +23,7 @@ class Reaper:
         self._unclaimed: dict[int, tuple[int, float]] = {}
 
     def reap(self) -> None:
-        """Collect all that have ended; call it on SIGCHLD and once at the start."""
+        """Collect all children that have ended; call it on SIGCHLD and once at the start."""
         while True:
             try:
                 process, status = os.waitpid(-1, os.WNOHANG)
@@ -38,7 +38,7 @@ class Reaper:
                 future.set_result(status)
 
     def wait(self, process: int, *, since: float) -> asyncio.Future[int]:
-        """The raw status of a process that was started after the monotonic time ``since``, when it has ended."""
+        """Return a future of the raw status of a process that was started after monotonic time ``since``."""
         future: asyncio.Future[int] = self._loop.create_future()
         status, at = self._unclaimed.pop(process, (0, -1.0))
         if at >= since:
@@ -48,10 +48,10 @@ class Reaper:
         return future
 
     def is_running(self, process: int) -> bool:
-        """Whether the process still waits to be reaped, so that its id cannot mean another one."""
+        """Return whether the process has yet to be reaped, so that its id cannot mean another one."""
         return process in self._waiting
 
     def forget(self) -> None:
-        """Drop statuses that nobody asked for: those of daemons, and of orphans from the containers."""
+        """Drop statuses that nobody asked for: those of daemons, and of the containers' orphans."""
         old = time.monotonic() - 60
         self._unclaimed = {process: value for process, value in self._unclaimed.items() if value[1] > old}

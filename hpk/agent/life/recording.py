@@ -1,4 +1,4 @@
-"""Writes one container's part of the report: its state, how its runs ended, and its events, in the kubelet's words."""
+"""One container's part of the report: its state, its ended runs, and its events, in the kubelet's words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ReportRecorder:
-    """Changes the record in the pod's report, and has that sent."""
+    """Changes a container's record in the pod's report, and has the report sent."""
 
     def __init__(self, reporter: report.AgentReporter, name: str, *, is_init: bool) -> None:
         self._reporter, self._name, self._is_init = reporter, name, is_init
@@ -26,43 +26,43 @@ class ReportRecorder:
         return self._reporter.report["containers"][self._name]
 
     def event(self, kind: report.Kind, reason: str, message: str) -> None:
-        """Add an event of the container's."""
+        """Add an event of the container."""
         self._reporter.event(kind, reason, message, container=self._name)
 
     def faulted(self, why: str) -> None:
-        """Tell of a task of the agent's that failed, and will be started again."""
+        """Report a failed task of the agent, which will be restarted."""
         self.event("Warning", "AgentFault", why)
 
     def hook_failed(self, kind: str, failure: str) -> None:
-        """Tell of a hook that failed; only the job's output says why."""
+        """Report a failed hook; the reason is only in the job's output."""
         self.event("Warning", f"Failed{kind}Hook", f"{kind}Hook failed")
         print(f"container {self._name}: {failure}", flush=True)  # noqa: T201 - the job's output is the log
 
     def image_changed(self, image: str) -> None:
-        """Note the image that it runs from its next start on."""
+        """Record the image for its next start."""
         self.record["image"] = image
         self._reporter.changed()
 
     def waiting(self, reason: str, message: str) -> None:
-        """Say why it does not run yet, or not again."""
+        """Record why it does not run."""
         last = self._last()
         self.record.update({"state": "waiting", "reason": reason, "message": message})
         self.record.update({"terminated": None, "last_terminated": last})
         self._reporter.changed()
 
     def backing_off(self, seconds: float, *, pod: str) -> None:
-        """Say that it starts again only after so many seconds."""
+        """Record that it restarts after so many seconds."""
         pause = restarts.duration(seconds)
         self.event("Warning", "BackOff", f"Back-off restarting failed container {self._name} in pod {pod}")
         self.waiting("CrashLoopBackOff", f"back-off {pause} restarting failed container={self._name} pod={pod}")
 
     def not_restarted(self, ended: records.Terminated) -> None:
-        """Say that it stays as it ended, where it was waiting to start again."""
+        """Record that it was waiting to restart, but stays ended."""
         self.record.update({"state": "terminated", "reason": "", "message": "", "terminated": ended})
         self._reporter.changed()
 
     def running(self, run: runs.ContainerRun, plan: records.ContainerPlan) -> None:
-        """Say that its process lives."""
+        """Record that its process is alive."""
         has_startup, has_readiness = bool(plan.get("startup_probe")), bool(plan.get("readiness_probe"))
         self.record.update(
             {
@@ -83,12 +83,12 @@ class ReportRecorder:
         self._reporter.changed()
 
     def started(self) -> None:
-        """Say that its startup probe has passed, or that there is none."""
+        """Record that its startup probe has passed, or that there is none."""
         self.record["started"] = True
         self._reporter.changed()
 
     def ready(self, is_ready: bool) -> None:  # noqa: FBT001 - a setter
-        """Say whether its readiness probe passes."""
+        """Record whether its readiness probe passes."""
         if self.record["ready"] != is_ready:
             self.record["ready"] = is_ready
             self._reporter.changed()
@@ -96,7 +96,7 @@ class ReportRecorder:
     def ended(
         self, run: runs.ContainerRun, status: int, *, finished_at: float, message: str, is_over_memory: bool
     ) -> records.Terminated:
-        """Say how a run ended, by its process's raw exit status, and return it."""
+        """Record how a run ended, from its process's raw exit status; return the record."""
         code = processes.exit_code(status)
         terminated: records.Terminated = {
             "exit_code": code,
@@ -107,11 +107,10 @@ class ReportRecorder:
             "finished_at": finished_at,
             "container_id": run.id,
         }
-        self._terminated(terminated, number=run.number)
-        return terminated
+        return self._terminated(terminated, number=run.number)
 
     def failed(self, why: str, *, number: int) -> records.Terminated:
-        """Say that a run could not be started, and return how it ended: 128, as containerd and the kubelet have it."""
+        """Record that a run could not start, and return the record; exit code 128 is containerd's and the kubelet's."""
         now = time.time()
         terminated: records.Terminated = {
             "exit_code": 128,
@@ -123,10 +122,9 @@ class ReportRecorder:
             "container_id": "",
         }
         self.event("Warning", "Failed", f"Error: {why}")
-        self._terminated(terminated, number=number)
-        return terminated
+        return self._terminated(terminated, number=number)
 
-    def _terminated(self, terminated: records.Terminated, *, number: int) -> None:
+    def _terminated(self, terminated: records.Terminated, *, number: int) -> records.Terminated:
         self.record.update(
             {
                 "state": "terminated",
@@ -140,7 +138,8 @@ class ReportRecorder:
             }
         )
         self._reporter.changed()
+        return terminated
 
     def _last(self) -> records.Terminated | None:
-        """Return how the newest run ended that is over."""
+        """Return how the last run that has ended did so."""
         return self.record["terminated"] or self.record["last_terminated"]

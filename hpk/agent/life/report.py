@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from hpk import aiotasks, jobdir, records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 Kind = Literal["Normal", "Warning"]
 
 SAME_CLOCK_SECONDS = 1.0
-"""What two measurements of the same two clocks may differ by: times that were told should not change."""
+"""Difference between two measurements of the same clocks that is ignored, so that reported times stay the same."""
 MOST_EVENTS = 200
-"""The report carries the newest ones only: a crash loop must not make it grow."""
+"""Only the newest events are kept, so that a crash loop does not make the report grow."""
 LONGEST_MESSAGE = 1024
-"""Of an event: no more is posted (`hpk.pods.events`), and the report is written anew with each."""
+"""Longest message of an event that is posted (`hpk.pods.events`)."""
 REPEAT_SECONDS = 300.0
-"""How often an event that repeats is told at least; more often only when its count has doubled."""
+"""A repeated event is reported this often, and when its count has doubled."""
 BURST = 25
 REFILL_SECONDS = 300.0
-"""A pod may have so many events of a type told at once, then one in this time: the kubelet would post no more."""
+"""A pod may have BURST events of a type reported at once, then one in this time: the kubelet's limit."""
 
 
 class Publisher(Protocol):
-    """Who is told of each report that is on the disk."""
+    """Receives each report that is on the disk."""
 
     def publish(self, sequence: int, data: bytes) -> None:
         """Send this report, and forget older ones."""
 
 
 class Worth:
-    """Which events are worth a report of their own: of those that repeat, and of those that are many, some are."""
+    """Decides which events are worth a report of their own; repeated and frequent ones are thinned out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class Worth:
         self._left: dict[str, tuple[float, float]] = {}
 
     def is_told(self, said: tuple[str, ...], count: int) -> bool:
-        """Return whether this event, which begins with its type, is to be told when it has happened so many times."""
+        """Return whether to report this event, given as a tuple that begins with its type, at this count."""
         now = self._clock()
         has_doubled = count & (count - 1) == 0
         if not has_doubled and now - self._told_at.get(said, -math.inf) < REPEAT_SECONDS:
@@ -63,7 +63,7 @@ class Worth:
 
 
 class AgentReporter:
-    """Holds the truth about the pod; every change goes out, several at once if they come quickly."""
+    """Holds the pod's report, and sends every change; several at once if they come quickly."""
 
     def __init__(self, report: records.Report, *, path: str) -> None:
         self._report = report
@@ -77,16 +77,16 @@ class AgentReporter:
 
     @property
     def report(self) -> records.Report:
-        """The report as it is now."""
+        """The current report."""
         return self._report
 
     @property
     def is_stored(self) -> bool:
-        """Whether the report as it is now is on the disk."""
+        """Whether the current report is on the disk."""
         return self._stored == self._report["sequence"]
 
     def attach(self, uplink: Publisher) -> None:
-        """From now on tell this one, first of the newest report."""
+        """Publish to this one from now on, beginning with the newest report."""
         self._uplink = uplink
         if self._last:
             uplink.publish(*self._last)
@@ -98,10 +98,10 @@ class AgentReporter:
         self._is_dirty.set()
 
     def event(self, kind: Kind, reason: str, message: str, *, container: str = "") -> None:
-        """Add an event, or raise the count of the one that says the same; have the report sent if that is worth it.
+        """Add an event, or raise the count of an equal one; have the report sent if that is worth it.
 
-        The report is a file on a shared disk: a probe that fails for hours must not write it each time.  What is not
-        sent now goes with the next change, so whoever changes something else as well says so by `changed`.
+        The report is a file on a shared disk: a probe that fails for hours must not rewrite it each time. An event that
+        is not sent now goes with the next change, so callers that change something else call `changed` themselves.
         """
         events, message = self._report["events"], message[:LONGEST_MESSAGE]
         number = events[-1]["number"] + 1 if events else 1
@@ -129,7 +129,7 @@ class AgentReporter:
             self.changed()
 
     def set_clock(self, ahead_seconds: float) -> bool:
-        """How far our clock is ahead of the kubelet's; whether that is news, and the report is sent again."""
+        """Set how far our clock is ahead of the kubelet's; return whether that changed and is sent."""
         if abs(ahead_seconds - self._report.get("clock_ahead_seconds", 0.0)) < SAME_CLOCK_SECONDS:
             return False
         self._report["clock_ahead_seconds"] = ahead_seconds
@@ -137,22 +137,22 @@ class AgentReporter:
         return True
 
     def finish(self) -> None:
-        """Nothing of the pod runs any more."""
+        """Record that nothing of the pod runs any more."""
         self._report["finished_at"] = time.time()
         self.changed()
 
     async def run(self) -> None:
-        """Write and send for ever; a disk that refuses is tried again with the next change or after a second."""
+        """Write and send forever; after an error try again with the next change, or after a second."""
         while True:
             await self._is_dirty.wait()
             self._is_dirty.clear()
             sequence = self._report["sequence"]
             data = _as_json(self._report)
             try:
-                # The last word must outlive the node; until then the next report is never far.
+                # The last report must survive the node; others are soon replaced.
                 is_last = self._report["finished_at"] is not None
                 await asyncio.to_thread(jobdir.write_bytes, self._path, data, is_durable=is_last)
-            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be had, as the pod has them all
+            except (OSError, RuntimeError) as error:  # RuntimeError: the pod uses all threads
                 print(f"Cannot write {self._path}: {error}", flush=True)  # noqa: T201 - the job's output is the log
                 asyncio.get_running_loop().call_later(1, self._is_dirty.set)
             else:
@@ -164,45 +164,40 @@ class AgentReporter:
                 self._is_out.set()
 
     async def stored(self, *, timeout_seconds: float) -> None:
-        """Wait until the newest report is on the disk; gives up on one that stays full."""
+        """Wait until the newest report is on the disk; give up on one that stays full."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 while not self.is_stored:  # noqa: ASYNC110 - tried again once a second
                     await asyncio.sleep(0.1)
 
     async def settled(self, *, timeout_seconds: float) -> None:
-        """Wait until the newest report is out; gives up on a disk that hangs."""
+        """Wait until the newest report is out; give up on a disk that hangs."""
         await aiotasks.in_time(self._is_out.wait(), timeout_seconds)
 
 
 def exit_code(reporter: AgentReporter, plan: records.PodPlan, *, is_heard: bool) -> int:
-    """Return the agent's exit code: 0 where the kubelet or the disk has the last report."""
+    """Return the agent's exit code: 0 if the kubelet or the disk has the last report.
+
+    Otherwise print the report, and return the code that tells how the pod ended.
+    """
     if is_heard or reporter.is_stored:
         return 0
-    apps = [one["name"] for one in plan["containers"] if one["kind"] == "app"]
-    return unrecorded(reporter.report, apps=apps)
-
-
-def unrecorded(report: records.Report, *, apps: Iterable[str]) -> int:
-    """Return the exit code that tells how the pod ended, where nothing else will, and print what the report says.
-
-    The apps are the names of the containers that decide whether the pod succeeded.
-    """
+    report = reporter.report
     brief = {**report, "events": []}
     print(records.END_LINE + json.dumps(brief, separators=(",", ":")), flush=True)  # noqa: T201 - the last way out
     if report["ended"] is not None:
         return records.UNRECORDED.get(report["ended"]["reason"], records.UNRECORDED["Failed"])
-    runs = [report["containers"][name]["terminated"] for name in apps]
-    return records.UNRECORDED["Succeeded" if all(run and run["exit_code"] == 0 for run in runs) else "Failed"]
+    apps = [report["containers"][one["name"]]["terminated"] for one in plan["containers"] if one["kind"] == "app"]
+    return records.UNRECORDED["Succeeded" if all(run and run["exit_code"] == 0 for run in apps) else "Failed"]
 
 
 def _as_json(report: records.Report) -> bytes:
-    """The report's text; what is no text in it (a path with a secret's bytes) must not keep back all the rest."""
+    """Return the report's text; invalid text in it (a path with a secret's bytes) must not block the rest."""
     return json.dumps(report, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def first_report(plan: records.PodPlan, *, job_id: str, node: str, host_ip: str, pod_ip: str) -> records.Report:
-    """The report before anything has started."""
+    """Return the report of a pod before anything has started."""
     has_init = any(container["kind"] != "app" for container in plan["containers"])
     reason = "PodInitializing" if has_init else "ContainerCreating"
     return {
@@ -222,7 +217,7 @@ def first_report(plan: records.PodPlan, *, job_id: str, node: str, host_ip: str,
 
 
 def waiting(reason: str) -> records.ContainerRecord:
-    """A container that has never run."""
+    """Return the record of a container that has never run."""
     return {
         "state": "waiting",
         "reason": reason,

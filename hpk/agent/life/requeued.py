@@ -1,4 +1,4 @@
-"""A job that Slurm has restarted must not run its pod again: Kubernetes may have replaced it long ago."""
+"""Refuses a job that Slurm has restarted: Kubernetes may have replaced its pod long ago."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def refuse(plan: records.PodPlan, facts: sandbox.JobFacts, places: sandbox.Places) -> int:
-    """Report that the pod is over: what ran in the first life of the job is lost; unless another job has the pod."""
+    """Report that the pod is over, and its running containers are lost; do nothing if another job has the pod."""
     try:
-        claim.take(places.pod.claim, facts.job_id)  # that no other job runs the pod after it was given up
+        claim.take(places.pod.claim, facts.job_id)  # so that no other job runs the pod
     except claim.Taken as taken:
         if taken.job_id not in ("", facts.job_id):
             print(taken, flush=True)  # noqa: T201 - the job's output is the log

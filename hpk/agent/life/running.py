@@ -1,4 +1,4 @@
-"""Follows one run of a container, from crun's answer to the last byte of its log: hooks, probes, memory limit, stop."""
+"""Follows one run of a container, from crun's result to the end of its log: hooks, probes, memory limit, stop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KILLED = 137
 _SIGNAL = re.compile(r"(?:SIG)?([A-Z]+[12]?|[0-9]{1,2})([+-][0-9]{1,2})?")
 _NO_WORDS = "crun could not start the container"
 LEAST_SECONDS = 2.0
-"""Between SIGTERM and SIGKILL, however much of the grace a preStop hook used (the kubelet's minimum)."""
+"""Least time between SIGTERM and SIGKILL, however much of the grace a preStop hook used (the kubelet's minimum)."""
 LOG_SECONDS = 2.0
 """How long a container that has ended waits for its last output to be written."""
 
@@ -46,17 +46,17 @@ class Progress:
 
     def __init__(self) -> None:
         self.is_up = asyncio.Event()
-        """Whether its process lives."""
+        """Its process is alive."""
         self.has_launched = asyncio.Event()
-        """Whether its first run has been tried and its postStart hook is done: the next app container may start."""
+        """Its first run was tried and its postStart hook is done: the next app container may start."""
         self.has_started = asyncio.Event()
-        """Whether what comes after it may begin: its startup probe has passed, or it has none; or it never will."""
+        """What follows it may start: its startup probe has passed, or it has none, or it will never pass."""
         self.is_done = asyncio.Event()
-        """Whether it will not run any more."""
+        """It will not run any more."""
 
 
 class RunningContainer:
-    """Follows a run that crun was asked for; as the target of its probes it is what they look at and act on."""
+    """Follows a run that crun was asked for; its probes act on it."""
 
     def __init__(
         self,
@@ -68,31 +68,31 @@ class RunningContainer:
         progress: Progress,
         on_running: Callable[[], None],
     ) -> None:
-        """Follow a run; its plan is another than the one by which it began, once its image was changed."""
+        """Follow a run; its plan may be newer than the one with which it began."""
         self._context, self._run, self.plan = context, run, plan
         self._recorder, self._progress, self._on_running = recorder, progress, on_running
         self._is_down = asyncio.Event()
         self._is_over_memory = False
         self._was_killed = False
-        """By us, because its time was over."""
+        """Whether we killed it because its time was over."""
         self.capture: capturing.Capture | None = None
-        """Of its output, while its process lives."""
+        """Its output, while its process is alive."""
 
     @property
     def run(self) -> runs.ContainerRun | None:
-        """The run, while its process lives."""
+        """The run, while its process is alive."""
         return self._run if self.is_running else None
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process is alive."""
         return self.capture is not None
 
     async def attend(self) -> records.Terminated:
         """Follow the run to its end, and remove what it leaves; return how it ended.
 
         Raises:
-            Exception: A fault of ours; the process may live.
+            Exception: A fault of ours; the process may be alive.
         """
         run, context = self._run, self._context
         keeps_end = self.plan["termination_message_policy"] == messages.FALLBACK
@@ -110,7 +110,7 @@ class RunningContainer:
             context.retire(run)
 
     def _launch(self) -> OSError | None:
-        """Let the process go, unless it was let go before; return why that cannot be."""
+        """Let the process go, unless it was let go before; return the error, if any."""
         try:
             if not self._run.process_id:
                 runs.launch(self._context.box, self._run)
@@ -149,7 +149,7 @@ class RunningContainer:
     def _ended(self, status: int, *, finished_at: float, log: bytes) -> records.Terminated:
         run, policy = self._run, self.plan["termination_message_policy"]
         if status != 0 and (said := starting.last_line(run.runtime_log)):
-            # the very last step, execve, failed after crun had reported success
+            # execve, the last step, failed after crun had reported success
             return self._recorder.failed(said, number=run.number)
         code = processes.exit_code(status)
         message = messages.termination_message(run.message_file, policy=policy, exit_code=code, log=log)
@@ -179,7 +179,7 @@ class RunningContainer:
         )
 
     async def _run_hook(self, kind: str, field: str) -> bool:
-        """Run a hook to its end; return whether it succeeded, or there is none."""
+        """Run a hook to its end; return whether it succeeded, or does not exist."""
         hook = (self.plan.get("lifecycle") or {}).get(field)
         failure = await hooks.run(self._context, self, hook) if hook else ""
         if failure:
@@ -187,7 +187,7 @@ class RunningContainer:
         return not failure
 
     def _within_memory(self) -> contextlib.AbstractContextManager[None]:
-        """While the container runs, have it killed when it holds more memory than it may."""
+        """Return a context in which it is killed if it exceeds its memory limit."""
         limit = self.plan.get("memory_limit")
         if not limit:
             return contextlib.nullcontext()
@@ -201,31 +201,31 @@ class RunningContainer:
         self.signal(9)
 
     def set_started(self) -> None:
-        """Take note that the startup probe has passed, or that there is none."""
+        """Record that the startup probe has passed, or that there is none."""
         self._recorder.started()
         self._progress.has_started.set()
 
     def set_ready(self, is_ready: bool) -> None:  # noqa: FBT001 - a setter
-        """Take note of what the readiness probe says."""
+        """Record the result of the readiness probe."""
         if self.is_running:
             self._recorder.ready(is_ready)
 
     @property
     def may_restart(self) -> bool:
-        """Whether a killed process would be followed by another."""
+        """Whether it would be restarted after being killed."""
         policy = self.plan["restart_policy"] or self._context.plan["restart_policy"]
         return restarts.should_restart(policy, exit_code=_KILLED, is_init=self.plan["kind"] == "init")
 
     # -- its stop -----------------------------------------------------------------------------------------------
 
     async def restart(self, why: str, *, grace_seconds: float | None = None) -> None:
-        """Kill the process with grace; its restart policy says what comes then."""
+        """Kill the process with grace; its restart policy decides what follows."""
         self._recorder.event("Normal", "Killing", why)
         grace = self._context.plan["grace_seconds"] if grace_seconds is None else grace_seconds
         await self.terminate(deadline.Deadline(grace), turn=None)
 
     async def terminate(self, limit: deadline.Deadline, *, turn: asyncio.Event | None) -> None:
-        """End the process: its preStop hook, its turn, its stop signal, and SIGKILL when the limit is over."""
+        """End the process: preStop hook, its turn, stop signal, and SIGKILL at the limit."""
         has_hook = bool((self.plan.get("lifecycle") or {}).get("preStop"))
         if has_hook and limit.left_seconds > 0:
             await limit.allows(self._run_hook("PreStop", "preStop"))
@@ -239,16 +239,13 @@ class RunningContainer:
             await self._is_down.wait()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, if it lives."""
+        """Send a signal to the process, if it is alive."""
         if self.is_running and self._context.reaper.is_running(self._run.process_id):
             os.kill(self._run.process_id, number)
 
 
 def signal_number(name: str) -> int:
-    """Return the number of a stop signal: ``SIGTERM``, ``TERM``, ``15``, ``SIGRTMIN+3``; SIGTERM for anything else.
-
-    An image may say anything.
-    """
+    """Return the number of a stop signal: ``SIGTERM``, ``TERM``, ``15``, ``SIGRTMIN+3``; SIGTERM if it is invalid."""
     found = _SIGNAL.fullmatch(name.strip().upper())
     if not found:
         return signal.SIGTERM

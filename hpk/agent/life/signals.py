@@ -1,7 +1,7 @@
-"""Signals to the agent: the end of the job, the early warning of its time limit, and what is meant for the containers.
+"""Signals to the agent: the end of the job, the early warning of its time limit, and signals for the containers.
 
-The job's script hands on what the pod is to have (hpk/pods/templates/job.sh.j2).  As the first process of its PID
-namespace the agent hears nothing that it has no handler for, unless it is SIGKILL.
+The job's script passes on what the pod should get (hpk/pods/templates/job.sh.j2). As process 1 of its PID namespace the
+agent receives only signals that it handles, and SIGKILL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpk import records
 
 SAME_SECONDS = 1.0
-"""``scancel --full`` reaches the job's script, Apptainer and the agent; it is one signal to the containers."""
+"""``scancel --full`` reaches the job's script, Apptainer and the agent; the containers get one signal."""
 
 
 class SignalTarget(Protocol):
@@ -34,9 +34,9 @@ class SignalTarget(Protocol):
 
 
 class Handlers:
-    """Calls back in the event loop, of the process's first thread, when a signal comes.
+    """Calls back in the event loop, in the main thread, when a signal comes.
 
-    ``loop.add_signal_handler`` looks at each callback by ``inspect``, which costs a pod's start 3 ms to import.
+    ``loop.add_signal_handler`` imports ``inspect`` to check callbacks, which costs a pod's start 3 ms.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -54,7 +54,7 @@ class Handlers:
         signal.siginterrupt(number, False)
 
     def close(self) -> None:
-        """Call nothing back any more; the signals then do nothing."""
+        """Stop calling back; the signals then do nothing."""
         self._callbacks.clear()
         self.loop.remove_reader(self._arrivals)
         signal.set_wakeup_fd(-1)
@@ -65,22 +65,22 @@ class Handlers:
         os.read(self._arrivals, 4096)
 
     def _arrived(self, number: int, _frame: object) -> None:
-        """Plan the callback: Python calls this between any two instructions, so it must not fail."""
+        """Schedule the callback; Python calls this between any two instructions, so it must not fail."""
         if number not in self._due and not self.loop.is_closed():
             self._due.add(number)
             self.loop.call_soon(self._call, number)
 
     def _call(self, number: int) -> None:
-        """Call one back by itself, so that one that fails keeps no other from being called."""
+        """Call one back on its own, so that a failure does not affect others."""
         self._due.discard(number)
         if (callback := self._callbacks.get(number)) is not None:
             callback()
 
 
-def listen(handlers: Handlers, pod: SignalTarget, plan: records.Warning | None) -> None:
-    """Act on signals from now on, also on those that were blocked until now.
+def listen(handlers: Handlers, pod: SignalTarget, plan: records.Warning | None, *, script_seconds: float = 0.0) -> None:
+    """Act on signals from now on, including those that were blocked until now.
 
-    The plan is None where it is an older kubelet's.
+    The plan of an older kubelet has no warning (None). ``script_seconds`` is the age of the job's script.
     """
     warning: records.Warning = plan or {"end_after": 0.0, "signal": None, "signal_after": 0.0}
     forward = _Forward(handlers.loop, pod)
@@ -88,13 +88,13 @@ def listen(handlers: Handlers, pod: SignalTarget, plan: records.Warning | None) 
     handlers.on(signal.SIGINT, pod.end, "Signalled")
     if (number := warning["signal"]) is not None and number != signal.SIGTERM:
         handlers.on(number, forward.send, number)  # SIGTERM is how Slurm ends a job
-    earliest = handlers.loop.time() + warning.get("not_before", 0.0)
+    earliest = handlers.loop.time() - script_seconds + warning.get("not_before", 0.0)
     handlers.on(jobdir.WARNING_SIGNAL, _warn, handlers.loop, pod, warning, earliest)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, jobdir.WARNING_SIGNAL})
 
 
 class _Forward:
-    """Hands a signal on; what comes several times within a moment was sent once."""
+    """Passes a signal on; several of one kind within a moment were sent once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pod: SignalTarget) -> None:
         self._loop, self._pod = loop, pod
@@ -108,7 +108,7 @@ class _Forward:
 
 
 def _warn(loop: asyncio.AbstractEventLoop, pod: SignalTarget, warning: records.Warning, earliest: float) -> None:
-    """Do what the pod wants when its job nears its time limit.  Slurm warns once: this is no echo."""
+    """React to the warning of the job's time limit. Slurm warns once, so this is no echo."""
     if warning["signal"] is not None:
         loop.call_later(warning["signal_after"], pod.signal, warning["signal"])
     if warning["end_after"] is not None:

@@ -1,4 +1,4 @@
-"""Asks crun for a container's run, and mounts an image that the pod did not have before."""
+"""Mounts images that are new to the pod, and reads crun's log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 from hpk import jobdir
-from hpk.agent.boot import runs
 
 if TYPE_CHECKING:
     from hpk import records
@@ -16,53 +15,28 @@ if TYPE_CHECKING:
 
 
 def last_line(log: str) -> str:
-    """Return crun's last word in a log of its; empty if there is none."""
+    """Return the last line of a log of crun's; empty if there is none."""
     with contextlib.suppress(OSError), open(log, encoding="utf-8", errors="replace") as file:
         return ([""] + [line.strip() for line in file if line.strip()])[-1]
     return ""
 
 
-def begin(
-    context: podcontext.PodContext,
-    plan: records.ContainerPlan,
-    number: int,
-    *,
-    neighbour: runs.ContainerRun | None = None,
-) -> runs.ContainerRun | Exception:
-    """Start crun, or say why that cannot be; a container's faults are its own, not the agent's."""
-    try:
-        return runs.begin(context.box, plan, number, neighbour=neighbour)
-    except (OSError, LookupError, ValueError, TypeError) as error:
-        return error
-
-
-async def begin_anew(
-    context: podcontext.PodContext, plan: records.ContainerPlan, number: int
-) -> runs.ContainerRun | Exception:
-    """Do the same with a plan whose image may be new to the pod."""
-    try:
-        await mount(context, plan)
-    except OSError as error:
-        return error
-    return begin(context, plan, number)
-
-
-async def mount(context: podcontext.PodContext, plan: records.ContainerPlan) -> None:
-    """Mount the plan's image.
-
-    Raises:
-        OSError: It is not in sight, or no process can be had.
-    """
+async def mount(context: podcontext.PodContext, plan: records.ContainerPlan) -> OSError | None:
+    """Mount the plan's image; return why that is impossible, or None."""
     file, offset = plan["image_file"], plan["image_offset"]
     box = context.box
     if file.startswith(jobdir.SANDBOX_HOST + "/") and not os.path.exists(file):  # noqa: ASYNC240 - one look
-        raise FileNotFoundError(
-            f"Cannot see the image {plan['image']} in this pod, which has no path of its node's"
-            " (a hostPath volume, or an image that is a SIF file)"
+        return FileNotFoundError(
+            f"Cannot see the image {plan['image']} in this pod: only a pod that starts with a hostPath volume"
+            " or an image that is a SIF file sees its node's files"
         )
     async with context.mounting:  # two may need the same image
         since = time.monotonic()
-        box.images.start(file, offset=offset)
+        try:
+            box.images.start(file, offset=offset)
+        except OSError as error:  # no process can be made
+            return error
         if process := box.images.started(file, offset=offset):
             status = await context.reaper.wait(process, since=since)
             box.images.settled(file, offset=offset, status=status)
+    return None

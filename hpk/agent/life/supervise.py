@@ -1,4 +1,4 @@
-"""Tasks beside a container or the pod: an unforeseen fault ends none of them for good, and none in silence."""
+"""Runs tasks beside a container or the pod: a fault is reported, and the task is restarted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Result = TypeVar("Result")
 async def restarted(
     work: Callable[[], Awaitable[Result]], *, name: str, on_fault: Callable[[str], None] | None = None
 ) -> Result:
-    """Return what the work returns; begin it again, after a growing pause, whenever an exception ends it.
+    """Return the work's result; start it again, after a growing pause, whenever an exception ends it.
 
-    The name is what a user would call it: "liveness probe"; `on_fault` is told in one line of each attempt that failed.
+    The name is in a user's words ("liveness probe"); `on_fault` gets one line about each failed attempt.
     """
     pause = FIRST_PAUSE_SECONDS
     while True:
@@ -29,13 +29,13 @@ async def restarted(
         except Exception as error:  # noqa: BLE001 - whatever it is, the work must go on
             told = fault(name, error)
         if on_fault:
-            on_fault(f"{told}; it is started again in {pause:g} s")
+            on_fault(f"{told}; it restarts in {pause:g} s")
         await asyncio.sleep(pause)
         pause = min(2 * pause, MOST_PAUSE_SECONDS)
 
 
 def fault(name: str, error: BaseException) -> str:
-    """Print an unforeseen exception into the job's output; return it as one line."""
+    """Print an unexpected exception to the job's output; return it as one line."""
     text = "".join(traceback.format_exception(error))
     print(f"The agent's {name} failed:\n{text}", end="", flush=True)  # noqa: T201 - the job's output is the log
     return f"The agent's {name} failed: {type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""The kubelet's wish to end the pod, where the link does not bring it: a file in the pod's directory, and a signal.
+"""The kubelet's request to end the pod if the link cannot deliver it: a file in the pod's directory, and a signal.
 
-A control plane that moves, a network that is cut, a kubelet that is restarted: the pod keeps its grace all the same.
+So the pod keeps its grace if the control plane moves, the network fails, or the kubelet restarts.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from hpk import records
 
 LOOK_SECONDS = 2.0
-"""How often an agent that is off the line looks; one that is connected never does."""
+"""How often a disconnected agent looks; a connected one does not."""
 
 
 class WishTarget(Protocol):
     """The pod."""
 
     def end(self, reason: str, *, message: str = "", grace_seconds: float | None = None) -> None:
-        """End it; said again, it may only shorten the grace."""
+        """End it; later calls may only shorten the grace."""
 
 
 class Wishes:
-    """Looks for the kubelet's wish, and has the pod ended by it."""
+    """Looks for the kubelet's request, and ends the pod."""
 
     def __init__(self, path: str, pod: WishTarget, *, is_connected: Callable[[], bool]) -> None:
         self._path, self._pod, self._is_connected = path, pod, is_connected
         self._is_signalled = asyncio.Event()
 
     def signal(self) -> None:
-        """The kubelet could not write: end the pod, within the grace of a wish if one is there, else within its own."""
+        """End the pod, with the grace of a request if there is one; the kubelet may have failed to write it."""
         self._is_signalled.set()
 
     async def watch(self) -> None:

@@ -20,11 +20,11 @@ _HIGHEST_PORT = 65535
 
 
 class NoListener(Exception):
-    """Nobody listens; the text is as containerd words it."""
+    """Nothing listens; the text is worded as by containerd."""
 
 
 async def serve(port: int, client: agent_end.AgentSession) -> sessions.Ended:
-    """Carry data both ways until each has ended, or the connection breaks."""
+    """Carry data both ways until both have ended, or the connection breaks."""
     if not 0 < port <= _HIGHEST_PORT:
         return sessions.Ended(error=f"port {port} is not between 1 and {_HIGHEST_PORT}", reason="InvalidPort")
     try:
@@ -47,7 +47,7 @@ async def serve(port: int, client: agent_end.AgentSession) -> sessions.Ended:
 
 
 async def _connect(port: int) -> socket.socket:
-    """A connection to whichever localhost answers, IPv4 first."""
+    """Connect to whichever localhost accepts, IPv4 first."""
     loop = asyncio.get_running_loop()
     failures = []
     for family, host, word in _ADDRESSES:
@@ -77,7 +77,7 @@ async def _to_port(connection: socket.socket, client: agent_end.AgentSession) ->
         try:
             connection.shutdown(socket.SHUT_WR)
         except OSError as error:
-            if error.errno != errno.ENOTCONN:  # the other side has gone already
+            if error.errno != errno.ENOTCONN:  # the peer has closed it already
                 raise
 
 

@@ -1,7 +1,7 @@
-"""What users do in the pod: exec, attach and port-forward, each served by one task that a session may cancel.
+"""The users' sessions in the pod: exec, attach and port-forward, each served by one task that can be cancelled.
 
-Nothing is buffered here but one piece of data for each direction: who does not read holds up who writes, from a
-program in the container to the client and back.  What a session does can harm neither the agent nor the container.
+Each direction buffers only one piece of data: whoever does not read holds up the writer, from a program in the
+container to the client and back. A session can harm neither the agent nor the container.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpk.link import agent_end
 
 LINGER_SECONDS = 2.0
-"""How long a client that ended its input is still shown what the container writes, where that input stays open."""
+"""How long a client that ended its input still gets the container's output, if the container's input stays open."""
 _CHANNELS = {"stdout": sessions.STDOUT, "stderr": sessions.STDERR}
 
 
@@ -36,10 +36,10 @@ class Server:
         self._pod = the_pod
 
     async def serve(self, request: sessions.Request, client: agent_end.AgentSession) -> sessions.Ended:
-        """One session to its end; cancelled when the client has gone.
+        """Serve one session to its end; cancelled when the client is gone.
 
         Raises:
-            Exception: ``agent_end.Gone``, or a fault of ours: either way only this session ends.
+            Exception: ``agent_end.Gone``, or a fault of ours; either ends only this session.
         """
         if isinstance(request, sessions.Forward):
             return await forward.serve(request.port, client)
@@ -65,7 +65,7 @@ def _not_running(target: container.ContainerRunner) -> sessions.Ended:
 async def _exec(
     context: podcontext.PodContext, run: runs.ContainerRun, request: sessions.Exec, client: agent_end.AgentSession
 ) -> sessions.Ended:
-    """Run a command; as a CRI runtime does, it is killed when its client goes, but not what it left behind."""
+    """Run a command; as by a CRI runtime, it is killed when its client goes, but not what it left behind."""
     if not request.argv:
         return sessions.Ended(error="exec: no command", reason="InvalidCommand")
     with contextlib.ExitStack() as stack:
@@ -94,7 +94,7 @@ class _Ends:
 def _with_pipes(
     context: podcontext.PodContext, run: runs.ContainerRun, request: sessions.Exec, stack: contextlib.ExitStack
 ) -> tuple[execs.Command, _Ends]:
-    """Start a command on pipes; what the client does not want goes to /dev/null."""
+    """Start a command on pipes; streams that the client does not want are /dev/null."""
     ends = _Ends()
     with contextlib.ExitStack() as theirs:
         null = os.open("/dev/null", os.O_RDWR)
@@ -119,7 +119,7 @@ def _with_pipes(
 async def _with_terminal(
     context: podcontext.PodContext, run: runs.ContainerRun, request: sessions.Exec, stack: contextlib.ExitStack
 ) -> tuple[execs.Command, _Ends]:
-    """Start a command on a terminal of its own, made by crun in the container."""
+    """Start a command on its own terminal, which crun makes in the container."""
     console = consoles.Console(context.box.places.private)
     try:
         null = os.open("/dev/null", os.O_RDWR)
@@ -144,12 +144,12 @@ async def _with_terminal(
 
 
 async def _delivered(command: execs.Command, console: consoles.Console) -> int:
-    """The terminal, when crun has sent it."""
+    """Return the terminal, when crun has sent it."""
     waiting = asyncio.create_task(descriptors.readable(console.fileno()))
     try:
         await asyncio.wait({waiting, command.ended}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
-            await command.wait()  # raises, most likely
+            await command.wait()  # usually raises
             raise execs.NotRunning("crun ended without making a terminal")
         return console.take()
     finally:
@@ -177,14 +177,14 @@ def _not_run(error: execs.NotRunning) -> sessions.Ended:
 
 
 def _close_input(ends: _Ends) -> None:
-    """The command reads the end of its input; a terminal has none, as with containerd."""
+    """End the command's input; a terminal stays open, as with containerd."""
     if ends.input is not None and ends.terminal is None:
         os.close(ends.input)
     ends.input = None
 
 
 async def _copy(command: execs.Command, descriptor: int, channel: int, client: agent_end.AgentSession) -> None:
-    """From the command to the client, to the end."""
+    """Copy from the command to the client, to the end."""
     is_wide, has_begun = False, False
     while data := await descriptors.read(descriptor, client.piece_bytes):
         if not has_begun and not (has_begun := await command.has_begun()):
@@ -197,11 +197,11 @@ async def _copy(command: execs.Command, descriptor: int, channel: int, client: a
 
 
 async def _feed(client: agent_end.AgentSession, ends: _Ends, on_closed: Callable[[], None]) -> None:
-    """From the client to the command: input, its end, and the terminal's size."""
+    """Pass on input, its end, and the terminal's size from the client to the command."""
     while (event := await client.receive()) is not None:
         if isinstance(event, sessions.Data):
             if ends.input is None:
-                continue  # nobody reads it: dropped, as by a CRI runtime
+                continue  # not wanted: drop it, as a CRI runtime does
             if len(event.data) > descriptors.PIPE_BYTES:
                 descriptors.widen(ends.input)
             try:
@@ -220,12 +220,12 @@ async def _feed(client: agent_end.AgentSession, ends: _Ends, on_closed: Callable
 async def _attach(
     target: container.ContainerRunner, run: runs.ContainerRun, request: sessions.Attach, client: agent_end.AgentSession
 ) -> sessions.Ended:
-    """Show what the container writes, and hand on input, until its run or the client ends.
+    """Pass on the container's output and input, until its run or the client ends.
 
-    A client that ends its input ends the container's where that is for one client only (``stdinOnce``, no terminal);
-    else it has done what it came for and is let go, as by containerd (internal/cri/io/container_io.go), so that
-    ``kubectl run -i --leave-stdin-open`` returns; but not at once, as there: who pipes a few lines into
-    ``kubectl debug -i`` wants to see what comes of them.
+    A client that ends its input ends the container's, if only one client may write it (``stdinOnce``, no terminal).
+    Otherwise it is detached, as by containerd (internal/cri/io/container_io.go), so that ``kubectl run -i
+    --leave-stdin-open`` returns; but not at once as there, because whoever pipes a few lines into ``kubectl debug -i``
+    wants to see their result.
     """
     if target.capture is None:
         return _not_running(target)
@@ -238,7 +238,7 @@ async def _attach(
                 runs.close_stdin(run)
             else:
                 loop = asyncio.get_running_loop()
-                # Not before what the container has written by then is read: its reader may be due in the same turn.
+                # call_soon: the output that the container has written by then may be read in the same turn.
                 loop.call_later(LINGER_SECONDS, loop.call_soon, tap.end)
         _close_input(ends)
 
@@ -256,12 +256,12 @@ async def _attach(
         if ends.terminal is not None:
             os.close(ends.terminal)
     if tap.was_slow:
-        return sessions.Ended(error="detached: the client did not read, and held the container up", reason="SlowReader")
+        return sessions.Ended(error="detached: the client did not read, and blocked the container", reason="SlowReader")
     return sessions.Ended()
 
 
 def _ends_of(run: runs.ContainerRun, *, has_terminal: bool, has_input: bool) -> _Ends:
-    """What a client that attaches gets of a run's streams: descriptors of its own, for others may be attached, too."""
+    """Return an attaching client's ends of a run's streams: its own descriptors, because several may attach."""
     ends = _Ends()
     if run.stdin is not None and (has_terminal or has_input):
         own = os.dup(run.stdin)

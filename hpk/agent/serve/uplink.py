@@ -1,6 +1,6 @@
-"""How the kubelet learns of the pod: by datagrams in its first second, by the link from then on.
+"""Reports to the kubelet: by datagrams in the pod's first second, by the link from then on.
 
-To dial costs more CPU than many a short pod (see `hpk.link.doorbell`), so a pod that ends at once does not.
+Dialling costs more CPU than many a short pod (`hpk.link.doorbell`), so a pod that ends at once does not dial.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from hpk.link import client, doorbell
 
 QUIET_SECONDS = 0.25
-"""A pod that ends within them is told of once, ended, and not as running before."""
+"""A pod that ends within this time is reported once, as ended, and not first as running."""
 DIAL_SECONDS = 1.0
-"""After that the agent dials; whoever wants to exec meanwhile waits (`link.kubelet_end`)."""
+"""The agent dials after this time; an exec meanwhile waits (`link.kubelet_end`)."""
 RING_SECONDS = 0.5
-"""How long a datagram may take to be answered before the agent of a pod that has ended dials after all."""
+"""How long the agent of an ended pod waits for the answer to a datagram before it dials."""
 
 
 class Uplink:
-    """Tells the kubelet of the reporter's reports.
+    """Sends the reporter's reports to the kubelet.
 
-    `dial` makes the link, which is the reporter's uplink from then on; `is_patient` says whether the pod's first
-    second can do without it.
+    ``dial`` makes the link, which then becomes the reporter's uplink; ``is_patient`` says whether the pod can do
+    without it in its first second.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Uplink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the kubelet can tell us by the link."""
+        """Whether the link is connected."""
         link = self._link
         if link is None or not link.done() or link.cancelled() or link.exception():
             return False
         return link.result().is_connected
 
     def begin(self) -> None:
-        """Begin to tell."""
+        """Start reporting."""
         self._waiting = asyncio.create_task(self._begin(), name="uplink")
 
     async def told(self, sequence: int) -> None:
-        """Wait until the kubelet has this report; for ever, if need be."""
+        """Wait until the kubelet has this report, forever if need be."""
         if self._link is None:
             self._stop_waiting()
             self._reporter.attach(self._ringer)
@@ -73,7 +73,7 @@ class Uplink:
             await link.idle()
 
     async def close(self) -> None:
-        """Tell no more."""
+        """Stop reporting."""
         self._stop_waiting()
         self._ringer.close()
         if self._link:
@@ -97,5 +97,5 @@ class Uplink:
 
 
 def is_patient(plan: records.PodPlan) -> bool:
-    """Return false for pods that need the kubelet at once: a client attaches, or the deadline waits for its clock."""
+    """Return false if the pod needs the kubelet at once: for clients, or for its clock because of a deadline."""
     return plan["deadline_at"] is None and not any(one["tty"] or one["stdin"] for one in plan["containers"])

@@ -123,8 +123,10 @@ def test_kills_are_counted_before_the_process_is_let_go(tmp_path: Path) -> None:
 def test_facts_come_from_the_job_script() -> None:
     """Empty ones have defaults: Slurm sets SLURM_RESTART_COUNT only when there is one."""
     facts = sandbox.JobFacts(["job_id=7", "restart_count=", "gpus=0,1", "host_ip=10.0.0.1", "kill_wait=5", "odd"])
+    late = sandbox.JobFacts(["script_seconds=41"])
     assert (facts.job_id, facts.restart_count, facts.gpus) == ("7", 0, "0,1")
     assert (facts.kill_wait_seconds, facts.host_ip, facts.node) == (5.0, "10.0.0.1", "")
+    assert (facts.script_seconds, late.script_seconds) == (0.0, 41.0)
 
 
 def plan() -> Any:

@@ -216,36 +216,36 @@ async def test_a_home_without_room_for_the_tunnels_programs_is_told(
 
     monkeypatch.setattr(os, "rename", full)
     with pytest.raises(dial.Problem, match="No space left on device; free some space there"):
-        dial.placed(str(tmp_path / "host.pyz"), str(stage.state))
+        dial.placed(b"program", str(stage.state))
     assert list((stage.state / "lib").iterdir()) == []
 
 
 def test_programs_that_a_crash_has_cut_short_are_brought_anew(tmp_path: Path) -> None:
     """An empty file is a program to Python, which ends without a word."""
-    program = tmp_path / "host.pyz"
-    program.write_bytes(b"program")
-    path = Path(dial.placed(str(program), str(tmp_path)))
+    path = Path(dial.placed(b"program", str(tmp_path)))
     was = path.stat().st_ino
-    assert (dial.placed(str(program), str(tmp_path)), path.stat().st_ino) == (str(path), was)
+    assert (dial.placed(b"program", str(tmp_path)), path.stat().st_ino) == (str(path), was)
     path.write_bytes(b"")
-    dial.placed(str(program), str(tmp_path))
+    dial.placed(b"program", str(tmp_path))
     assert path.read_bytes() == b"program"
+    os.utime(path, (0, 0))
+    dial.placed(b"program", str(tmp_path))
+    assert path.stat().st_mtime > 0  # the launcher spares what a tunnel has used
 
 
 def test_two_commands_may_bring_the_tunnels_programs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On two hosts, whose locks are their own: neither takes away what the other has brought so far."""
-    real, program = os.rename, tmp_path / "host.pyz"
-    program.write_bytes(b"program")
+    real = os.rename
     found = list[str]()
 
     def rename(source: str, target: str) -> None:
         monkeypatch.setattr(os, "rename", real)
         monkeypatch.setattr(socket, "gethostname", lambda: "other")
-        found.append(dial.placed(str(program), str(tmp_path)))
+        found.append(dial.placed(b"program", str(tmp_path)))
         real(source, target)
 
     monkeypatch.setattr(os, "rename", rename)
-    found.append(dial.placed(str(program), str(tmp_path)))
+    found.append(dial.placed(b"program", str(tmp_path)))
     assert found == [found[0]] * 2
     assert Path(found[0]).read_bytes() == b"program"
     assert [str(path) for path in (tmp_path / "lib").iterdir()] == found[:1]
@@ -263,6 +263,8 @@ async def test_a_held_tunnel_follows_the_control_plane(stage: Stage) -> None:
     held = await stage.tunnel("--hold")
     children = Path(f"/proc/{held['pid']}/task/{held['pid']}/children").read_text().split()  # noqa: ASYNC240
     await stage.control_plane(b"two", job_id="8")
+    (program,) = (stage.state / "lib").iterdir()
+    program.unlink()  # another version's launcher may have taken it for unused
     os.kill(int(children[0]), signal.SIGKILL)
     while (said := await heard(held)) != b"two":
         assert said == b""  # the connection was there before the loss was noticed

@@ -58,7 +58,8 @@ def test_another_exit_code_tells_nothing() -> None:
 def test_the_last_report_is_read_from_the_job_s_output_where_that_has_room(capsys: pytest.CaptureFixture[str]) -> None:
     """The agent prints it whole, events apart; the kubelet knows the container's own exit code."""
     last = report("u", 5, state="terminated", code=3, finished_at=2.0)
-    code = agent_report.unrecorded(last, apps=["c"])
+    plan: Any = {"containers": [{"name": "c", "kind": "app"}]}
+    code = agent_report.exit_code(agent_report.AgentReporter(last, path="/nowhere"), plan, is_heard=False)
     printed = capsys.readouterr().out
     assert code == records.UNRECORDED["Failed"]
     made = said(code, report("u", 1), f"noise\n{printed}")

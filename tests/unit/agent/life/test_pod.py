@@ -163,7 +163,7 @@ def end(process: int) -> None:
 async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     """A bench whose containers are plain processes."""
     made = Bench(tmp_path)
-    monkeypatch.setattr(starting, "begin", made.begin)
+    monkeypatch.setattr(runs, "begin", made.begin)
     monkeypatch.setattr(runs, "launch", made.launch)
     monkeypatch.setattr(runs, "clean", lambda _run: None)
     yield made

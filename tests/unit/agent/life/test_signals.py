@@ -76,19 +76,28 @@ async def test_slurm_s_warning_ends_the_pod_in_time(listening: Listening) -> Non
     await pod.until(["TimeLimit", "Signalled"])
 
 
-async def test_a_warning_that_comes_too_early_waits(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm counts in minutes: of a short limit the pod has its part, by the agent's own clock."""
+@pytest.mark.parametrize(("script_seconds", "due"), [(0.0, [30, 30, 45]), (25.0, [5, 29, 45]), (40.0, [5, 29, 45])])
+async def test_a_warning_that_comes_too_early_waits(
+    monkeypatch: pytest.MonkeyPatch, script_seconds: float, due: list[int]
+) -> None:
+    """Slurm counts in minutes, so the agent's clock says when half of a short limit is over.
+
+    A slow prelude of the job's script counts: it must not be taken from the grace before the limit.
+    """
     loop = asyncio.get_running_loop()
+    handlers = signals.Handlers(loop)
     ends: list[float] = []
     monkeypatch.setattr(loop, "call_at", lambda at, *_: ends.append(at))
     began_at = loop.time()
-    listening({"end_after": 5.0, "signal": None, "signal_after": 0.0, "not_before": 30.0})
+    plan: records.Warning = {"end_after": 5.0, "signal": None, "signal_after": 0.0, "not_before": 30.0}
+    signals.listen(handlers, Pod(), plan, script_seconds=script_seconds)
     warn: Any = signal.getsignal(jobdir.WARNING_SIGNAL)
     for elapsed in (0.0, 24.0, 40.0):
         monkeypatch.setattr(loop, "time", lambda elapsed=elapsed: began_at + elapsed)
         warn(jobdir.WARNING_SIGNAL, None)
         await asyncio.sleep(0)
-    assert [round(at - began_at) for at in ends] == [30, 30, 45]
+    handlers.close()
+    assert [round(at - began_at) for at in ends] == due
 
 
 @pytest.mark.virtual_time

@@ -39,7 +39,7 @@ async def test_work_is_begun_again_until_it_is_done(
     told: list[str] = []
     assert await supervise.restarted(failing(9), name="liveness probe", on_fault=told.append) == "done"
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert told[0] == "The agent's liveness probe failed: LookupError: of all things; it is started again in 1 s"
+    assert told[0] == "The agent's liveness probe failed: LookupError: of all things; it restarts in 1 s"
     assert "Traceback" in capsys.readouterr().out
 
 
