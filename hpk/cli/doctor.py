@@ -210,7 +210,8 @@ class ProbeWait:
         self._poll = host.JobPoll(slurm, PAUSES)
         self._site = site
         self._reached = reached
-        self._deadline = time.monotonic() + wait_seconds
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + wait_seconds
         self._wait_seconds = wait_seconds
         self._is_filtered = False
 
@@ -222,10 +223,10 @@ class ProbeWait:
                 return await self._read(one, settings=settings)
             job = self._poll.jobs.get(one.job_id)
             if job is not None and job.state.is_over:
-                over_at = over_at or time.monotonic()
-                if time.monotonic() - over_at > ANSWER_SECONDS:
+                over_at = over_at or self._loop.time()
+                if self._loop.time() - over_at > ANSWER_SECONDS:
                     return [findings.silent(one.where, job.state.value, _output(one))]
-            elif time.monotonic() > self._deadline:
+            elif self._loop.time() > self._deadline:
                 reason = job.reason if job is not None and job.state.is_queued else ""
                 return [findings.waits(one.where, self._wait_seconds, reason)]
             await self._poll.poll()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,8 +79,9 @@ def _alive(jobs: dict[str, model.Job], ids: list[str]) -> bool:
 
 async def _until(slurm: client.Slurm, is_so: Callable[[dict[str, model.Job]], bool], seconds: float) -> bool:
     """Ask with growing pauses until the condition holds; return whether it did in time."""
-    deadline, pauses = time.monotonic() + seconds, backoff.Backoff(PAUSES)
-    while time.monotonic() < deadline:
+    loop, pauses = asyncio.get_running_loop(), backoff.Backoff(PAUSES)
+    deadline = loop.time() + seconds
+    while loop.time() < deadline:
         await asyncio.sleep(pauses.failed())
         with contextlib.suppress(errors.SlurmUnavailable):  # silence proves nothing
             if is_so(await slurm.jobs()):

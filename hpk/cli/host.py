@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import subprocess
@@ -56,13 +57,14 @@ class JobPoll:
         self.jobs: dict[str, model.Job] = {}
         self._slurm = slurm
         self._pauses = backoff.Backoff(pauses)
-        self._due_at = time.monotonic() + self._pauses.failed()
+        self._loop = asyncio.get_running_loop()
+        self._due_at = self._loop.time() + self._pauses.failed()
 
     async def poll(self) -> bool:
         """Ask Slurm if it is time; return whether it has answered."""
-        if time.monotonic() < self._due_at:
+        if self._loop.time() < self._due_at:
             return False
-        self._due_at = time.monotonic() + self._pauses.failed()
+        self._due_at = self._loop.time() + self._pauses.failed()
         try:
             self.jobs = await self._slurm.jobs()
         except errors.SlurmUnavailable:

@@ -122,8 +122,9 @@ class StartWait:
         self._slurm = slurm
         self._job_id = job_id
         self._stamp = stamp
-        self._began_at = time.monotonic()
         self._poll = host.JobPoll(slurm, PAUSES)
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
         self._announced_at: float | None = None
         self._job: model.Job | None = None
 
@@ -146,7 +147,7 @@ class StartWait:
                     print(text, file=sys.stderr, flush=True)
 
             look = await self._look_until_ready(tell)
-        elapsed = time.monotonic() - self._began_at
+        elapsed = self._loop.time() - self._began_at
         command = "hpk kubectl get nodes" if look.tunnel else "kubectl get nodes"
         print(
             f"Node {self._settings.node_name} is Ready after {elapsed:.1f} s: {command}   ({look.tunnel or look.url})"
@@ -185,8 +186,8 @@ class StartWait:
             )
 
     def _check_reachable(self, look: cluster.Look) -> None:
-        self._announced_at = self._announced_at or time.monotonic()
-        if look.problem and time.monotonic() - self._announced_at > UNREACHABLE_SECONDS:
+        self._announced_at = self._announced_at or self._loop.time()
+        if look.problem and self._loop.time() - self._announced_at > UNREACHABLE_SECONDS:
             raise errors.ApiUnavailable(
                 f"Cannot reach the control plane from this host, though job {self._job_id} is ready: {look.problem}"
             )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import config
-from hpk.aio import backoff
 from hpk.cli import doctor, host, reach
 from hpk.controlplane import placement
 from hpk.host import probe
@@ -23,6 +22,8 @@ from tests.unit.cli.test_findings import GOOD
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Cluster:
@@ -77,7 +78,7 @@ class Cluster:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A cluster of three partitions, and clocks that do not wait."""
+    """A cluster of three partitions."""
     made = Cluster("main", "gpu", "old")
 
     @contextlib.contextmanager
@@ -93,9 +94,6 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(reach, "is_filtered", is_filtered)
     monkeypatch.setattr(probe, "unreachable", lambda _: {})
     monkeypatch.setattr(placement, "SLOW_SYNC_SECONDS", float("inf"))  # this machine's disk may be busy
-    monkeypatch.setattr(doctor, "PAUSES", backoff.BackoffPolicy(first_seconds=0.0))
-    for name in ("LOOK_SECONDS", "ANSWER_SECONDS"):
-        monkeypatch.setattr(doctor, name, 0.0)
     return made
 
 
