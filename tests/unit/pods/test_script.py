@@ -238,8 +238,8 @@ def test_the_agent_is_told_how_long_the_script_has_run(tmp_path: Path) -> None:
     """Slurm counts the time limit from the job's start; loading modules in the prelude may take long."""
     tell = ["bash", "-c", 'printf "%s\\n" "$@" > said', "agent", *sandbox.FACTS]
     commands = sandbox.Commands(start=tell, scratch=f"{tmp_path}/hpk-0b4e", clean=["true"])
-    where = site(prelude="SECONDS=40")  # as if the shell had begun 40 s ago
-    text = script.render(translate.job_plan(admitted(pod()), site=where, directory=DIRECTORY, commands=commands))
+    prelude = "SECONDS=40"  # as if the shell had begun 40 s ago
+    text = script.render(admitted(pod()), prelude=prelude, directory=DIRECTORY, commands=commands)
     subprocess.run(["bash", "-c", text], env=ENVIRONMENT, cwd=tmp_path, check=True)
     facts = dict(line.split("=", 1) for line in (tmp_path / "said").read_text().splitlines())
     assert 40 <= int(facts["script_seconds"]) < 100
