@@ -77,7 +77,7 @@ async def _run_kubelet(
         site, cluster = await _meet_slurm(settings, control_plane, nodes, runtime_classes)
         copies = Path(settings.directory.warm)
         warmth = await asyncio.to_thread(warm.provide, copies, image=settings.image_file, changed_at=image_changed_at)
-        launcher = sandbox.Launcher(settings, warmth=warmth, kill_wait_seconds=await cluster.kill_wait_seconds())
+        launcher = sandbox.SandboxCommands(settings, warmth=warmth, kill_wait_seconds=await cluster.kill_wait_seconds())
         around = schedule.Surroundings(others=occupants.Occupants(), namespaces=lambda: schedule.labels_of(namespaces))
         made = kubelet.Kubelet(
             settings,

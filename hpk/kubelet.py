@@ -18,7 +18,7 @@ from hpk.link import server as link_server
 from hpk.network import addresses, sandbox
 from hpk.node import auth, configz, imagefs, node, nodestatus
 from hpk.node import server as node_server
-from hpk.pods import agents, events, gate, prepare, report, review, services, submit, translate, watch, worker
+from hpk.pods import agents, events, gate, prepare, review, services, statuswriter, submit, translate, watch, worker
 from hpk.slurm import poller
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Kubelet:
         history: client.Kube,
         cluster: slurm_cluster.ClusterMonitor,
         site: Mapping[str, Any],
-        launcher: sandbox.Launcher,
+        launcher: sandbox.SandboxCommands,
         around: schedule.Surroundings,
     ) -> None:
         state = settings.directory
@@ -65,7 +65,7 @@ class Kubelet:
         self._troubles = control_plane.troubles
         self._troubles.tell("open files", descriptors.shortage(descriptors.hard_limit(), max_pods=settings.max_pods))
         self.recorder = events.EventRecorder(kube, component="kubelet", host=settings.node_name, history=history)
-        self._reporter = report.Reporter(kube)
+        self._reporter = statuswriter.StatusWriter(kube)
         self.pods = watch.Pods(
             kube,
             node=settings.node_name,
@@ -164,7 +164,7 @@ class Kubelet:
         control_plane: plane.ControlPlane,
         *,
         kube: client.Kube,
-        launcher: sandbox.Launcher,
+        launcher: sandbox.SandboxCommands,
     ) -> prepare.Preparer:
         where = translate.Site(
             cluster_domain=settings.cluster_domain,

@@ -18,7 +18,7 @@ from hpk.agent.serve import sessions, uplink
 from hpk.link import doorbell
 
 if TYPE_CHECKING:
-    from hpk.agent.boot import steps
+    from hpk.agent.boot import sequence
     from hpk.agent.life import memory
     from hpk.link import client
 
@@ -30,7 +30,7 @@ HURRIED_SECONDS = 1.0
 """The same if Slurm is about to kill the job, because the node has yet to be cleaned."""
 
 
-def run(start: steps.Start) -> int:
+def run(start: sequence.Start) -> int:
     """Run the pod to its end; return the agent's exit code."""
     gc.freeze()
     gc.enable()
@@ -38,7 +38,7 @@ def run(start: steps.Start) -> int:
         return runner.run(_run(start))
 
 
-async def _run(start: steps.Start) -> int:
+async def _run(start: sequence.Start) -> int:
     start.mark("asyncio")
     loop = asyncio.get_running_loop()
     box, facts = start.box, start.box.facts
@@ -97,7 +97,7 @@ async def _run(start: steps.Start) -> int:
     return report.exit_code(reporter, start.plan, is_heard=is_heard)
 
 
-async def _live(start: steps.Start, the_pod: pod.PodRunner, reporter: report.AgentReporter) -> None:
+async def _live(start: sequence.Start, the_pod: pod.PodRunner, reporter: report.AgentReporter) -> None:
     if start.failure is None:
         for why in start.box.left_out:
             reporter.event("Warning", "DNSConfigForming", why)
@@ -110,7 +110,7 @@ async def _live(start: steps.Start, the_pod: pod.PodRunner, reporter: report.Age
 
 
 async def _link(
-    start: steps.Start, the_pod: pod.PodRunner, reporter: report.AgentReporter, context: podcontext.PodContext
+    start: sequence.Start, the_pod: pod.PodRunner, reporter: report.AgentReporter, context: podcontext.PodContext
 ) -> client.LinkClient:
     """Dial the kubelet; the client continues on its own."""
     # In a thread: importing gRPC takes 0.2 s of CPU, and containers may need the loop.
@@ -139,7 +139,7 @@ async def _link(
     return link
 
 
-async def _acknowledged(link: uplink.Uplink, start: steps.Start, reporter: report.AgentReporter) -> bool:
+async def _acknowledged(link: uplink.Uplink, start: sequence.Start, reporter: report.AgentReporter) -> bool:
     """Wait, within limits, until the kubelet has the last report and clients the last output; return whether it has."""
     if not os.path.exists(start.box.places.endpoint):  # noqa: ASYNC240 - one look
         return False
@@ -161,7 +161,7 @@ async def _sweep(reaper: reaping.Reaper, kills: memory.Kills) -> None:
         kills.look()
 
 
-def _clean(start: steps.Start) -> None:
+def _clean(start: sequence.Start) -> None:
     """Clean the node: the job script cannot remove the files of subordinate ids."""
     try:
         start.box.close()
@@ -169,7 +169,7 @@ def _clean(start: steps.Start) -> None:
         print(f"Cannot clean up: {error}", flush=True)  # noqa: T201 - the job's output is the log
 
 
-def _say_stages(start: steps.Start) -> None:
+def _say_stages(start: sequence.Start) -> None:
     """Print where the time went, for readers of the job's output."""
     steps = " ".join(f"{name}={at:.3f}" for name, at in start.stages)
     print(f"stages {steps}", flush=True)  # noqa: T201 - the job's output is the log

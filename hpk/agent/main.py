@@ -10,7 +10,7 @@ import os
 import sys
 
 from hpk import jobdir, missing
-from hpk.agent.boot import claim, output, quickjson, sandbox, steps
+from hpk.agent.boot import claim, output, quickjson, sandbox, sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
         return requeued.refuse(plan, facts, places)
     try:
-        start = steps.begin(plan, facts, places)
+        start = sequence.begin(plan, facts, places)
     except claim.Taken as taken:
         print(taken, flush=True)  # noqa: T201 - the job's output is the log
         return 0

@@ -142,7 +142,7 @@ def bind(source: str, target: str, options: str) -> list[str]:
     return ["--mount", ",".join(quoted)]
 
 
-class Launcher:
+class SandboxCommands:
     """Makes the commands for this program's settings."""
 
     def __init__(self, settings: config.Settings, *, warmth: Warmth | None = None, kill_wait_seconds: int = 30) -> None:

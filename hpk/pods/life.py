@@ -1,14 +1,13 @@
-"""A pod's next step, decided by a pure function of what is known of it at one moment.
+"""A pod's next action, decided by a pure function of what is known of it at one moment.
 
 ::
 
-    WAITING ──► QUEUED ──► RUNNING ──► ENDING          docs/architecture.md describes the states;
-       │           │           │          │            pod_workers.go draws the kubelet's own
-       │           └───────────┴──────────┴──► ENDED
-       └──► OVER ◄──── why it ended is known ────┘
-              └── the status is written ──► CLOSED ── the job has ended ──► forgotten
+    WAITING ──► QUEUED ──► RUNNING                     docs/architecture.md describes the states and
+       │           └───────────┴──► ENDING, ENDED      draws every arrow; pod_workers.go draws the
+       └──► OVER ◄──── why it ended is known ──┘       kubelet's own
+              └── the status is written ──► CLOSED ── the job has ended ──► its secrets are removed
 
-    GONE: from any of them, if the object is removed before the pod is over
+    GONE: from any of them, when the object is removed; only then are the pod's files removed
 """
 
 from __future__ import annotations
@@ -71,10 +70,10 @@ class State(enum.Enum):
     CLOSED = "closed"
     """Its status is terminal; its job may not be over yet."""
     GONE = "gone"
-    """Its object was removed before it was over; anything of it that runs must end."""
+    """Its object was removed: what still runs of it must end, then its files are removed."""
 
 
-class Step(enum.Enum):
+class Action(enum.Enum):
     """The action of a round."""
 
     WAIT = "wait"
@@ -95,12 +94,12 @@ class Decision(NamedTuple):
     """The result of `decide`.
 
     Attributes:
-        reason: Why the pod must end, a reason of `records.EndCause`; for `Step.TERMINATE`.
+        reason: Why the pod must end, a reason of `records.EndCause`; for `Action.TERMINATE`.
         grace_seconds: How long its containers may take to end.
     """
 
     state: State
-    step: Step
+    action: Action
     reason: str = ""
     grace_seconds: float = 0.0
 
@@ -166,25 +165,25 @@ class Observation:
     @property
     def is_queued(self) -> bool:
         """Whether, according to Slurm, the pod has no node yet."""
-        return self.allocation is None or self.allocation.phase is allocations.Phase.QUEUED
+        return self.allocation is None or self.allocation.phase is allocations.AllocationPhase.QUEUED
 
 
 def decide(seen: Observation) -> Decision:
-    """Return the pod's state and the one step that is due."""
+    """Return the pod's state and the one action that is due."""
     state = state_of(seen)
     match state:
         case State.GONE:
             is_quiet = seen.is_released or seen.is_finished
-            return Decision(state, Step.DISCARD if is_quiet else Step.TERMINATE, "Deleted", FORCED_GRACE_SECONDS)
+            return Decision(state, Action.DISCARD if is_quiet else Action.TERMINATE, "Deleted", FORCED_GRACE_SECONDS)
         case State.CLOSED:
             return Decision(state, _close(seen))
         case State.ENDING:
-            return Decision(state, Step.TERMINATE, why_end(seen), seen.grace_seconds)
+            return Decision(state, Action.TERMINATE, why_end(seen), seen.grace_seconds)
         case State.WAITING if not seen.is_deleted:
-            return Decision(state, Step.SUBMIT)
+            return Decision(state, Action.SUBMIT)
         case State.QUEUED | State.RUNNING:
-            return Decision(state, Step.CHANGE)
-    return Decision(state, Step.WAIT)
+            return Decision(state, Action.CHANGE)
+    return Decision(state, Action.WAIT)
 
 
 def state_of(seen: Observation) -> State:
@@ -202,13 +201,13 @@ def state_of(seen: Observation) -> State:
     return next(state for state, holds in rows if holds)
 
 
-def _close(seen: Observation) -> Step:
-    """Return the step that is due once the status is terminal."""
+def _close(seen: Observation) -> Action:
+    """Return the action that is due once the status is terminal."""
     if not seen.is_written:
-        return Step.WAIT  # our own write has not come back yet, and another worker would not know of it
+        return Action.WAIT  # our own write has not come back yet, and another worker would not know of it
     if seen.is_released:
-        return Step.FORGET
-    return Step.RELEASE if (seen.closed_for or 0.0) > END_MARGIN_SECONDS else Step.WAIT
+        return Action.FORGET
+    return Action.RELEASE if (seen.closed_for or 0.0) > END_MARGIN_SECONDS else Action.WAIT
 
 
 def removes_object(seen: Observation) -> bool:
@@ -224,7 +223,7 @@ def why_end(seen: Observation) -> str:
     """
     if seen.allocation is None:
         return ""
-    if seen.allocation.phase is allocations.Phase.ENDED and seen.is_connected and not seen.is_finished:
+    if seen.allocation.phase is allocations.AllocationPhase.ENDED and seen.is_connected and not seen.is_finished:
         return "Signalled"
     if seen.is_deleted:
         return "Deleted"
@@ -248,13 +247,13 @@ def is_over(seen: Observation) -> bool:
         return is_own or state.is_over or (seen.finished_for or 0.0) > longest
     if not seen.is_explained:
         return False
-    if state.phase is allocations.Phase.ENDED:
+    if state.phase is allocations.AllocationPhase.ENDED:
         if not seen.has_started and seen.report is None:
             return True  # it was cancelled in the queue, so no agent will report
         # A connected agent may take its time.
         patience = seen.grace_seconds + END_MARGIN_SECONDS if seen.is_connected else LAST_WORD_SECONDS
         return seen.ended_for is not None and seen.ended_for >= patience
-    return state.phase is allocations.Phase.GONE and seen.off_line_for >= LINK_SILENCE_SECONDS
+    return state.phase is allocations.AllocationPhase.GONE and seen.off_line_for >= LINK_SILENCE_SECONDS
 
 
 def look_again(seen: Observation) -> float | None:
@@ -266,7 +265,7 @@ def look_again(seen: Observation) -> float | None:
     waits = [seen.deadline_left] if seen.deadline_left else []
     if seen.allocation is not None:
         is_over = seen.allocation.is_over
-        is_ended = seen.is_finished or seen.allocation.phase is allocations.Phase.ENDED
+        is_ended = seen.is_finished or seen.allocation.phase is allocations.AllocationPhase.ENDED
         if is_ended or (is_over and not seen.is_connected):
             waits.append(SOON_SECONDS)
         elif is_over or not seen.is_connected:

@@ -93,7 +93,7 @@ class Preparer:
         services: Callable[[], list[dict[str, Any]]],
         recorder: events.EventRecorder,
         site: translate.Site,
-        launcher: sandbox.Launcher,
+        launcher: sandbox.SandboxCommands,
         addresses: addresses.Addresses,
         state: jobdir.StateDirectory,
         clock: clocks.Clock = clocks.SYSTEM,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from hpk import jobdir
     from hpk.aio import clock
-    from hpk.pods import admit, agents, allocations, events, gate, prepare, report
+    from hpk.pods import admit, agents, allocations, events, gate, prepare, statuswriter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Services:
     preparer: prepare.Preparer
     allocator: allocations.Allocator
     agents: agents.Agents
-    reporter: report.Reporter
+    reporter: statuswriter.StatusWriter
     recorder: events.EventRecorder
     state: jobdir.StateDirectory
     preparations: asyncio.Semaphore

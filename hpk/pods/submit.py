@@ -148,9 +148,9 @@ class JobPerPod:
         """Return the state from the poller's newest answer."""
         sighting = self._sighting(allocation)
         if sighting is None:
-            return allocations.AllocationState(phase=allocations.Phase.UNKNOWN)
+            return allocations.AllocationState(phase=allocations.AllocationPhase.UNKNOWN)
         if sighting.job is None:
-            return allocations.AllocationState(phase=allocations.Phase.GONE)
+            return allocations.AllocationState(phase=allocations.AllocationPhase.GONE)
         return state_of(sighting.job)
 
     def _sighting(self, allocation: allocations.Allocation) -> poller.Sighting | None:
@@ -216,7 +216,7 @@ def state_of(job: slurm_model.Job) -> allocations.AllocationState:
         )
     cause = CAUSES.get(job.state, allocations.Cause.FINISHED)
     return allocations.AllocationState(
-        phase=allocations.Phase.ENDED,
+        phase=allocations.AllocationPhase.ENDED,
         cause=cause,
         state=job.state.value,
         reason=job.reason,
@@ -226,11 +226,11 @@ def state_of(job: slurm_model.Job) -> allocations.AllocationState:
     )
 
 
-def _phase(state: slurm_model.JobState) -> allocations.Phase:
+def _phase(state: slurm_model.JobState) -> allocations.AllocationPhase:
     if state is slurm_model.JobState.UNKNOWN:
-        return allocations.Phase.UNKNOWN
+        return allocations.AllocationPhase.UNKNOWN
     is_queued = state.is_queued or state is slurm_model.JobState.CONFIGURING
-    return allocations.Phase.QUEUED if is_queued else allocations.Phase.STARTED
+    return allocations.AllocationPhase.QUEUED if is_queued else allocations.AllocationPhase.STARTED
 
 
 def _is_of(job: slurm_model.Job, allocation: allocations.Allocation) -> bool:

@@ -67,7 +67,10 @@ class Tenancy:
         if self.allocation is None:
             return None
         state = self.words.state if self.words else self._s.allocator.observe(self.allocation)
-        self.was_alive = self.was_alive or state.phase in {allocations.Phase.QUEUED, allocations.Phase.STARTED}
+        self.was_alive = self.was_alive or state.phase in {
+            allocations.AllocationPhase.QUEUED,
+            allocations.AllocationPhase.STARTED,
+        }
         return state
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpk import jobdir
     from hpk.kube import client
-    from hpk.pods import occupants, report, worker
+    from hpk.pods import occupants, statuswriter, worker
 
 LOG = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ class Pods:
         state: jobdir.StateDirectory,
         occupants: occupants.Occupants,
         recorder: events.EventRecorder,
-        reporter: report.Reporter,
+        reporter: statuswriter.StatusWriter,
         make_worker: Callable[[str], worker.Worker],
     ) -> None:
         self._state, self._occupants, self._recorder, self._reporter = state, occupants, recorder, reporter

@@ -109,22 +109,22 @@ class Worker:
     # Act
 
     async def _act(self, found: observe.PodObject | None, decision: life.Decision) -> float | None:
-        """Take the step that is due; return the seconds until the next round if no change causes one earlier."""
+        """Take the action that is due; return the seconds until the next round if no change causes one earlier."""
         again = None
-        match decision.step:
-            case life.Step.SUBMIT if found is not None and self._observer.started_at is not None:
+        match decision.action:
+            case life.Action.SUBMIT if found is not None and self._observer.started_at is not None:
                 again = await self._launch.attempt(found, started_at=self._observer.started_at)
-            case life.Step.CHANGE if found is not None:
+            case life.Action.CHANGE if found is not None:
                 again = self._change(found.pod)
-            case life.Step.TERMINATE:
+            case life.Action.TERMINATE:
                 again = await self._terminate(decision)
-            case life.Step.RELEASE:
+            case life.Action.RELEASE:
                 await self._tenancy.release()
                 self._observer.released()
-            case life.Step.FORGET:
+            case life.Action.FORGET:
                 await self._remove_secrets()
                 self._forget()
-            case life.Step.DISCARD:
+            case life.Action.DISCARD:
                 self._launch.tokens.close()
                 # Before the directory: without one, a use of an image looks like that of a pod that is being prepared.
                 await self._s.preparer.forget(self.uid)
@@ -137,7 +137,7 @@ class Worker:
         if self._tenancy.allocation is None:
             return  # nothing is concluded about a pod without a job before it was looked for
         decision = life.decide(self._observe(found))
-        if decision.step in {life.Step.TERMINATE, life.Step.CHANGE}:
+        if decision.action in {life.Action.TERMINATE, life.Action.CHANGE}:
             await self._act(found, decision)
 
     def _change(self, pod: v1.Pod) -> float | None:

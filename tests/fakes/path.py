@@ -18,8 +18,8 @@ from hpk.pods import (
     gate,
     occupants,
     prepare,
-    report,
     services,
+    statuswriter,
     watch,
     worker,
 )
@@ -82,15 +82,20 @@ class FakeAllocator:
         self.submitted.append(uid)
         job_id = str(100 + len(self.submitted))
         self.jobs[job_id] = allocations.AllocationState(
-            phase=allocations.Phase.QUEUED, state="PENDING", reason="Priority"
+            phase=allocations.AllocationPhase.QUEUED, state="PENDING", reason="Priority"
         )
         return allocations.Allocation(job_id=job_id)
 
     async def release(self, allocation: allocations.Allocation, *, only_queued: bool = False) -> None:
-        if only_queued and self.jobs[allocation.job_id].phase is not allocations.Phase.QUEUED:
+        if only_queued and self.jobs[allocation.job_id].phase is not allocations.AllocationPhase.QUEUED:
             return
         self.released.append(allocation.job_id)
-        self.say(allocation.job_id, phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
+        self.say(
+            allocation.job_id,
+            phase=allocations.AllocationPhase.ENDED,
+            cause=allocations.Cause.CANCELLED,
+            state="CANCELLED",
+        )
 
     async def ask_to_end(self, allocation: allocations.Allocation) -> None:
         self.signalled.append(allocation.job_id)
@@ -224,7 +229,7 @@ class World:
     def start(self) -> None:
         """A new kubelet over the same world."""
         api: Any = self.api
-        reporter = report.Reporter(api)
+        reporter = statuswriter.StatusWriter(api)
         self.recorder = events.EventRecorder(api, component="kubelet", host="hpk")
         self.pods = watch.Pods(
             api,

@@ -14,7 +14,7 @@ import pytest
 
 from hpk import jobdir
 from hpk.agent import main
-from hpk.agent.boot import claim, runs, sandbox, steps
+from hpk.agent.boot import claim, runs, sandbox, sequence
 from hpk.agent.life import requeued
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +59,7 @@ def container(name: str, kind: str = "app", **more: Any) -> Any:
 def test_only_what_may_run_first_runs_first(containers: list[Any], first: list[str]) -> None:
     """All apps at once, but one init container, and nothing past a postStart hook."""
     plan: Any = {"containers": containers}
-    assert [one["name"] for one in steps.first_containers(plan)] == first
+    assert [one["name"] for one in sequence.first_containers(plan)] == first
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_a_job_that_never_reported_is_refused_too(tmp_path: Path) -> None:
 
 LIMITED = """
 import resource, sys
-from hpk.agent.boot import sandbox, steps
+from hpk.agent.boot import sandbox, sequence
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
 plan = {"version": 0, "network": "host"}
-start = steps.begin(plan, sandbox.JobFacts([]), sandbox.Places(scratch=sys.argv[1]))
+start = sequence.begin(plan, sandbox.JobFacts([]), sandbox.Places(scratch=sys.argv[1]))
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], start.failure[0])
 """
 

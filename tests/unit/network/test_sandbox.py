@@ -72,7 +72,7 @@ def plan(**changes: Any) -> Any:
 def commands(**changes: Any) -> sandbox.Commands:
     """The commands of a pod."""
     settings = config.Settings(state=Path("/home/a/.hpk"))
-    return sandbox.Launcher(settings).commands(plan(**changes), directory="/home/a/.hpk/pods/u-1")
+    return sandbox.SandboxCommands(settings).commands(plan(**changes), directory="/home/a/.hpk/pods/u-1")
 
 
 def test_a_host_path_or_a_sif_of_the_user_s_binds_the_node_s_files() -> None:

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from hpk.pods import allocations, life
 from tests.unit.pods.test_worker import report
 
-QUEUED = allocations.AllocationState(phase=allocations.Phase.QUEUED, state="PENDING")
-STARTED = allocations.AllocationState(phase=allocations.Phase.STARTED, state="RUNNING")
-COMPLETING = allocations.AllocationState(phase=allocations.Phase.STARTED, is_ending=True, state="COMPLETING")
-ENDED = allocations.AllocationState(phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
-GONE = allocations.AllocationState(phase=allocations.Phase.GONE)
+QUEUED = allocations.AllocationState(phase=allocations.AllocationPhase.QUEUED, state="PENDING")
+STARTED = allocations.AllocationState(phase=allocations.AllocationPhase.STARTED, state="RUNNING")
+COMPLETING = allocations.AllocationState(phase=allocations.AllocationPhase.STARTED, is_ending=True, state="COMPLETING")
+ENDED = allocations.AllocationState(
+    phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED"
+)
+GONE = allocations.AllocationState(phase=allocations.AllocationPhase.GONE)
 UNKNOWN = allocations.AllocationState()
 RUNS = report("u", 1)
 FINISHED = report("u", 2, finished_at=2.0)
@@ -79,13 +81,13 @@ ROWS = [
 def test_each_row_of_the_table(seen: life.Observation, state: str, step: str) -> None:
     """What is known decides; nothing else does."""
     decision = life.decide(seen)
-    assert (decision.state.name, decision.step.name) == (state, step)
+    assert (decision.state.name, decision.action.name) == (state, step)
 
 
 def test_the_rows_name_all_states_and_steps() -> None:
     """None is unreachable."""
     assert {row[1] for row in ROWS} == {state.name for state in life.State}
-    assert {row[2] for row in ROWS} == {step.name for step in life.Step}
+    assert {row[2] for row in ROWS} == {step.name for step in life.Action}
 
 
 @pytest.mark.parametrize(
@@ -138,13 +140,13 @@ observations = st.builds(
 def test_whatever_is_known_no_pod_is_submitted_twice_or_given_up_while_it_may_run(seen: life.Observation) -> None:
     """Nothing is lost or run twice, and a silent Slurm is no proof of anything."""
     decision = life.decide(seen)
-    if decision.step is life.Step.SUBMIT:
+    if decision.action is life.Action.SUBMIT:
         assert seen.allocation is None
         assert not seen.is_closed
         assert not seen.is_deleted
     if decision.state is life.State.OVER and seen.allocation in {UNKNOWN, STARTED, QUEUED}:
         assert seen.is_finished
-    if decision.step in {life.Step.FORGET, life.Step.DISCARD}:
+    if decision.action in {life.Action.FORGET, life.Action.DISCARD}:
         assert seen.is_released or seen.is_finished
 
 

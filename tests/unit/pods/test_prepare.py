@@ -85,7 +85,7 @@ class World:
             credentials=lambda uid: {"ca": "", "certificate": uid, "key": ""},
             services=list,
             site=site,
-            launcher=sandbox.Launcher(settings),
+            launcher=sandbox.SandboxCommands(settings),
             state=settings.directory,
             addresses=addresses.Addresses("10.244.0.0/16", pods=dict),
         )

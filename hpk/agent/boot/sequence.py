@@ -1,4 +1,4 @@
-"""The steps to the first containers: claim the pod, make its sandbox, start crun, let the processes go."""
+"""The sequence to the first containers: claim the pod, make its sandbox, start crun, let the processes go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Start:
-    """The outcome of these steps."""
+    """The outcome of the sequence."""
 
     def __init__(self, plan: records.PodPlan, box: sandbox.PodSandbox) -> None:
         self.plan = plan

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 
-class Reporter:
+class StatusWriter:
     """A writer that remembers its last writes, since the informer's copy lags by one watch event."""
 
     def __init__(self, kube: client.Kube) -> None:
