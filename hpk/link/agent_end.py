@@ -1,4 +1,4 @@
-"""The agent's end of sessions: dials a call for each that the kubelet requests, and lets the agent serve it."""
+"""The agent's end of sessions: dials a call for each session that the kubelet requests, and has the agent serve it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Resize:
     height: int
 
 
-class Peer:
-    """The client of one session, as the agent sees it.
+class AgentSession:
+    """The agent's end of one session.
 
     When the client is gone, the task that serves the session is cancelled. Reads and writes are separate tasks, so that
     one may be cancelled alone: gRPC would end the whole call. All sending methods raise Gone if the client is gone.
@@ -102,10 +102,10 @@ class Gone(Exception):
     """The client is gone, or the kubelet on the way to it."""
 
 
-class Sessions:
-    """All sessions of this agent's connection."""
+class AgentSessions:
+    """The agent's ends of all sessions of its connection."""
 
-    def __init__(self, serve: Callable[[sessions.Request, Peer], Awaitable[sessions.Ended]]) -> None:
+    def __init__(self, serve: Callable[[sessions.Request, AgentSession], Awaitable[sessions.Ended]]) -> None:
         """Keep the function that serves a session and returns how it ended; it is cancelled when the client is gone."""
         self._serve = serve
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -136,8 +136,7 @@ class Sessions:
         gone = asyncio.Event()
         call.add_done_callback(lambda _: gone.set())
         waiting = asyncio.create_task(gone.wait())
-        peer = Peer(call, piece_bytes=self._piece_bytes)
-        work = asyncio.create_task(self._work(call, wish, peer))
+        work = asyncio.create_task(self._work(call, wish, AgentSession(call, piece_bytes=self._piece_bytes)))
         try:
             await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -149,21 +148,21 @@ class Sessions:
     def _piece_bytes(self) -> int:
         return max(_LEAST_PIECE, min(sessions.CHUNK, _MOST_ON_THE_WAY // max(1, len(self._tasks))))
 
-    async def _work(self, call: Any, wish: link_pb2.Open, peer: Peer) -> None:
+    async def _work(self, call: Any, wish: link_pb2.Open, session: AgentSession) -> None:
         try:
             await call.write(link_pb2.FromAgent(session=wish.session))
-            await peer.end(await self._ended(wish, peer))
+            await session.end(await self._ended(wish, session))
         except (Gone, grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             call.cancel()
 
-    async def _ended(self, wish: link_pb2.Open, peer: Peer) -> sessions.Ended:
+    async def _ended(self, wish: link_pb2.Open, session: AgentSession) -> sessions.Ended:
         request = wire.request(wish)
         if request is None:
             return sessions.Ended(error="the pod's agent is older than this kind of session", reason="NotSupported")
         if len(self._tasks) > MOST:
             return sessions.Ended(error="the pod has too many sessions", reason="TooManySessions")
         try:
-            return await self._serve(request, peer)
+            return await self._serve(request, session)
         except Gone:
             raise
         except Exception as error:  # noqa: BLE001 - a session's fault must not be the pod's

@@ -68,7 +68,7 @@ class LinkClient:
         certificate: bytes,
         key: bytes,
         on_terminate: Callable[[Terminate], None],
-        on_session: Callable[[sessions.Request, agent_end.Peer], Awaitable[sessions.Ended]] | None = None,
+        on_session: Callable[[sessions.Request, agent_end.AgentSession], Awaitable[sessions.Ended]] | None = None,
         on_start: Callable[[records.ContainerPlan], None] | None = None,
         on_renew: Callable[[list[records.Volume]], None] | None = None,
         on_clock: Callable[[float], bool] = lambda _ahead_seconds: False,
@@ -89,7 +89,7 @@ class LinkClient:
         self._endpoint_file = endpoint_file
         self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
         self._on_terminate, self._on_start, self._on_renew = on_terminate, on_start, on_renew
-        self._sessions = agent_end.Sessions(on_session or _none)
+        self._sessions = agent_end.AgentSessions(on_session or _none)
         self._newest: tuple[int, bytes] | None = None
         self._news = asyncio.Event()
         self.is_connected = False
@@ -212,5 +212,5 @@ def ahead_seconds(now: float, *, asked_at: float, heard_at: float) -> float:
     return most_ahead if is_certain else 0.0  # the request may include connecting; the response is quick
 
 
-async def _none(_request: sessions.Request, _peer: agent_end.Peer) -> sessions.Ended:
+async def _none(_request: sessions.Request, _peer: agent_end.AgentSession) -> sessions.Ended:
     return sessions.Ended(error="this agent serves no sessions", reason="NotSupported")

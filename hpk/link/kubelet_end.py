@@ -19,7 +19,7 @@ from hpk import errors
 from hpk.link import link_pb2, sessions, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ARRIVAL_SECONDS = 10.0
 """Wait for an agent that is not connected: its report's file may say that a container runs before the agent of a busy
@@ -31,26 +31,34 @@ MOST_FOR_POD = 256
 """Sessions of one pod at a time: its agent has few descriptors and needs a process for each."""
 MOST = 512
 """Sessions of all pods at a time: each may hold two megabytes of the control plane's memory."""
+MOST_WISHES = 2 * MOST_FOR_POD + 16
+"""Messages that may wait for one agent; if there are more, it does not read, and its stream is ended."""
 NEEDED_PROTOCOL = 2
 LOST = sessions.Ended(error="the connection to the pod's agent was lost", reason="LinkLost")
 
 
 class AgentStream:
-    """A connected agent, as far as sessions need it."""
+    """A connected agent: its Hello, and the messages that wait to be sent on its Attach stream."""
 
-    def __init__(self, *, protocol: int, version: str, say: Callable[[link_pb2.KubeletMessage], bool]) -> None:
-        """Keep the Hello's data; `say` sends a message on the Attach stream, and returns whether there was room."""
-        self.protocol = protocol
-        self.version = version
-        self.say = say
+    def __init__(self, hello: link_pb2.Hello) -> None:
+        self.hello = hello
+        self.outbox: asyncio.Queue[link_pb2.KubeletMessage | None] = asyncio.Queue(MOST_WISHES)
+
+    def put(self, message: link_pb2.KubeletMessage | None) -> bool:
+        """Queue a message, or None to end the stream; return whether there was room."""
+        try:
+            self.outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            return False
+        return True
 
 
-class Opener:
+class KubeletSessions:
     """Opens sessions and takes agents' calls for them (see :class:`sessions.SessionOpener`)."""
 
-    def __init__(self, line: Callable[[str], AgentStream | None]) -> None:
-        """Take the function that finds the agent of a pod by UID."""
-        self._line = line
+    def __init__(self, streams: Mapping[str, AgentStream]) -> None:
+        """Keep the connected agents by their pods' UIDs."""
+        self._streams = streams
         self._waiting: dict[str, tuple[str, asyncio.Future[KubeletSession]]] = {}
         self._open: set[KubeletSession] = set()
         self._counts: dict[str, int] = {}
@@ -66,10 +74,10 @@ class Opener:
         name = secrets.token_hex(16)
         answer: asyncio.Future[KubeletSession] = asyncio.get_running_loop().create_future()
         self._waiting[name] = (uid, answer)
-        line = session = None
+        stream = session = None
         try:
-            line = await self._ready_line(uid)
-            if not line.say(link_pb2.KubeletMessage(open=wire.open_message(name, request))):
+            stream = await self._ready_stream(uid)
+            if not stream.put(link_pb2.KubeletMessage(open=wire.open_message(name, request))):
                 raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: its agent does not listen")
             async with asyncio.timeout(ANSWER_SECONDS):
                 session = await answer
@@ -80,7 +88,7 @@ class Opener:
             self._waiting.pop(name, None)
             if session is None and not self._is_taken(answer):
                 self._forget(uid)
-                _abandon(line, name)
+                _abandon(stream, name)
         return session
 
     @staticmethod
@@ -96,20 +104,21 @@ class Opener:
             raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: too many sessions; close some first")
         self._counts[uid] = self._counts.get(uid, 0) + 1
 
-    async def _ready_line(self, uid: str) -> AgentStream:
+    async def _ready_stream(self, uid: str) -> AgentStream:
         try:
             async with asyncio.timeout(ARRIVAL_SECONDS):
-                while (line := self._line(uid)) is None:
+                while (stream := self._streams.get(uid)) is None:
                     await self._arrival.wait()
         except TimeoutError:
             text = f"Cannot open a session in pod {uid}: its agent is not connected now"
             raise errors.AgentUnavailable(text) from None
-        if line.protocol < NEEDED_PROTOCOL:
+        if stream.hello.protocol < NEEDED_PROTOCOL:
+            version = stream.hello.agent_version
             raise errors.AgentUnavailable(
-                f"Cannot open a session in pod {uid}: its agent is of version {line.version}, from before exec, attach "
-                "and port-forward; recreate the pod"
+                f"Cannot open a session in pod {uid}: its agent is of version {version}, from before exec, attach and "
+                "port-forward; recreate the pod"
             )
-        return line
+        return stream
 
     def meet(self) -> None:
         """Wake up callers that wait for an agent: one has connected."""
@@ -140,8 +149,8 @@ class Opener:
             # It may have come too late.
             await context.abort(grpc.StatusCode.NOT_FOUND, "nobody asked for this session")
             raise AssertionError("abort does not return")
-        line = self._line(uid)
-        session = KubeletSession(context, abandon=lambda: _abandon(line, name))
+        stream = self._streams.get(uid)
+        session = KubeletSession(context, abandon=lambda: _abandon(stream, name))
         self._open.add(session)
         answer.set_result(session)
         try:
@@ -157,13 +166,13 @@ class Opener:
             del self._counts[uid]
 
 
-def _abandon(line: AgentStream | None, name: str) -> None:
-    if line:
-        line.say(link_pb2.KubeletMessage(abandon=link_pb2.Abandon(session=name)))
+def _abandon(stream: AgentStream | None, name: str) -> None:
+    if stream:
+        stream.put(link_pb2.KubeletMessage(abandon=link_pb2.Abandon(session=name)))
 
 
 class KubeletSession:
-    """One session (see :class:`sessions.Session`); safe to cancel at any await."""
+    """The kubelet's end of one session (see :class:`sessions.Session`); safe to cancel at any await."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], *, abandon: Callable[[], None]) -> None:
         self._context = context

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-MOST_WISHES = 2 * kubelet_end.MOST_FOR_POD + 16
-"""Messages that may wait for one agent; if there are more, it does not read, and its stream is ended."""
 START_PROTOCOL = 3  # the first with ephemeral containers
 RENEW_PROTOCOL = 4  # the first that replaces the files of a volume
 CHANGE_PROTOCOL = 5  # the first that changes the images of existing containers
@@ -41,20 +39,6 @@ OPTIONS = (
     # Two pieces: one is in transit while the other is processed.
     ("grpc.http2.lookahead_bytes", 2 * sessions.CHUNK),
 )
-
-
-class _Stream:
-    def __init__(self, hello: link_pb2.Hello) -> None:
-        self.hello = hello
-        self.outbox: asyncio.Queue[link_pb2.KubeletMessage | None] = asyncio.Queue(MOST_WISHES)
-
-    def put(self, message: link_pb2.KubeletMessage | None) -> bool:
-        """Queue a message; return whether there was room."""
-        try:
-            self.outbox.put_nowait(message)
-        except asyncio.QueueFull:
-            return False
-        return True
 
 
 class LinkServer:
@@ -88,8 +72,8 @@ class LinkServer:
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
         self._address = f"{host}:{port}"
-        self._streams: dict[str, _Stream] = {}
-        self._opener = kubelet_end.Opener(self._line)
+        self._streams: dict[str, kubelet_end.AgentStream] = {}
+        self._sessions = kubelet_end.KubeletSessions(self._streams)
         self._server: grpc.aio.Server | None = None
         self._host, self._bell = host, bell
 
@@ -118,7 +102,7 @@ class LinkServer:
 
     async def stop(self, *, grace_seconds: float = 1.0) -> None:
         """End all streams; the agents continue without us."""
-        self._opener.close()
+        self._sessions.close()
         if self._bell:
             self._bell.close()
         for stream in self._streams.values():
@@ -165,30 +149,22 @@ class LinkServer:
             errors.AgentUnavailable: The agent is not connected, is too old, or does not answer.
         """
         heap.keep_what_is_freed()
-        return await self._opener.open(uid, request)
-
-    def _line(self, uid: str) -> kubelet_end.AgentStream | None:
-        stream = self._streams.get(uid)
-        if stream is None:
-            return None
-        return kubelet_end.AgentStream(
-            protocol=stream.hello.protocol, version=stream.hello.agent_version, say=stream.put
-        )
+        return await self._sessions.open(uid, request)
 
     async def _session(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         names = context.auth_context().get("x509_common_name", [])
-        await self._opener.serve(context, names[0].decode() if names else "")
+        await self._sessions.serve(context, names[0].decode() if names else "")
 
     async def _attach(
         self, requests: AsyncIterator[link_pb2.AgentMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[link_pb2.KubeletMessage]:
         hello = await self._greet(requests, context)
         uid = hello.uid
-        stream = _Stream(hello)
+        stream = kubelet_end.AgentStream(hello)
         if old := self._streams.get(uid):
             old.put(None)  # the agent redialled before its old stream was known to be dead
         self._streams[uid] = stream
-        self._opener.meet()
+        self._sessions.meet()
         stream.put(link_pb2.KubeletMessage(welcome=link_pb2.Welcome(protocol=client.PROTOCOL, now=self._clock())))
         listening: asyncio.Task[None] | None = None
         try:
@@ -201,7 +177,7 @@ class LinkServer:
                 await aiotasks.cancel(listening)
             if self._streams.get(uid) is stream:
                 del self._streams[uid]
-                self._opener.lose(uid)
+                self._sessions.lose(uid)
                 await self._on_disconnected(uid)
 
     async def _greet(
@@ -218,7 +194,9 @@ class LinkServer:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the certificate is of another pod")
         return first.hello
 
-    async def _listen(self, uid: str, stream: _Stream, requests: AsyncIterator[link_pb2.AgentMessage]) -> None:
+    async def _listen(
+        self, uid: str, stream: kubelet_end.AgentStream, requests: AsyncIterator[link_pb2.AgentMessage]
+    ) -> None:
         """Process reports until the agent disconnects; a report that cannot be handled must not end the kubelet."""
         try:
             async for message in requests:

@@ -107,7 +107,7 @@ class Kubelet:
         *,
         certificate_of: str | None = None,
         trust: Authority | None = None,
-        serve: Callable[[sessions.Request, agent_end.Peer], Awaitable[sessions.Ended]] | None = None,
+        serve: Callable[[sessions.Request, agent_end.AgentSession], Awaitable[sessions.Ended]] | None = None,
         on_clock: Callable[[float], bool] = lambda _: False,
     ) -> client.LinkClient:
         """An agent."""

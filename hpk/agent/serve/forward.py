@@ -23,7 +23,7 @@ class NoListener(Exception):
     """Nobody listens; the text is as containerd words it."""
 
 
-async def serve(port: int, client: agent_end.Peer) -> sessions.Ended:
+async def serve(port: int, client: agent_end.AgentSession) -> sessions.Ended:
     """Carry data both ways until each has ended, or the connection breaks."""
     if not 0 < port <= _HIGHEST_PORT:
         return sessions.Ended(error=f"port {port} is not between 1 and {_HIGHEST_PORT}", reason="InvalidPort")
@@ -70,7 +70,7 @@ async def _connect(port: int) -> socket.socket:
     raise NoListener(f"failed to connect to localhost:{port} inside the pod, IPv4: {four} IPv6 {six}")
 
 
-async def _to_port(connection: socket.socket, client: agent_end.Peer) -> None:
+async def _to_port(connection: socket.socket, client: agent_end.AgentSession) -> None:
     while isinstance(event := await client.receive(), sessions.Data):
         await descriptors.write(connection.fileno(), event.data)
     if isinstance(event, sessions.Closed):
@@ -81,7 +81,7 @@ async def _to_port(connection: socket.socket, client: agent_end.Peer) -> None:
                 raise
 
 
-async def _from_port(connection: socket.socket, client: agent_end.Peer) -> None:
+async def _from_port(connection: socket.socket, client: agent_end.AgentSession) -> None:
     while data := await descriptors.read(connection.fileno(), client.piece_bytes):
         await client.send(FROM_PORT, data)
     await client.close(FROM_PORT)

@@ -35,7 +35,7 @@ class Server:
         self._context = context
         self._pod = the_pod
 
-    async def serve(self, request: sessions.Request, client: agent_end.Peer) -> sessions.Ended:
+    async def serve(self, request: sessions.Request, client: agent_end.AgentSession) -> sessions.Ended:
         """One session to its end; cancelled when the client has gone.
 
         Raises:
@@ -63,7 +63,7 @@ def _not_running(target: container.ContainerRunner) -> sessions.Ended:
 
 
 async def _exec(
-    context: podcontext.PodContext, run: runs.ContainerRun, request: sessions.Exec, client: agent_end.Peer
+    context: podcontext.PodContext, run: runs.ContainerRun, request: sessions.Exec, client: agent_end.AgentSession
 ) -> sessions.Ended:
     """Run a command; as a CRI runtime does, it is killed when its client goes, but not what it left behind."""
     if not request.argv:
@@ -156,7 +156,7 @@ async def _delivered(command: execs.Command, console: consoles.Console) -> int:
         await aiotasks.cancel(waiting)
 
 
-async def _accompany(command: execs.Command, ends: _Ends, client: agent_end.Peer) -> sessions.Ended:
+async def _accompany(command: execs.Command, ends: _Ends, client: agent_end.AgentSession) -> sessions.Ended:
     """Carry data until the command has ended and, as with containerd, nobody else holds its output open."""
     copying = [asyncio.create_task(_copy(command, end, channel, client)) for channel, end in ends.outputs.items()]
     feeding = asyncio.create_task(_feed(client, ends, lambda: _close_input(ends)))
@@ -183,7 +183,7 @@ def _close_input(ends: _Ends) -> None:
     ends.input = None
 
 
-async def _copy(command: execs.Command, descriptor: int, channel: int, client: agent_end.Peer) -> None:
+async def _copy(command: execs.Command, descriptor: int, channel: int, client: agent_end.AgentSession) -> None:
     """From the command to the client, to the end."""
     is_wide, has_begun = False, False
     while data := await descriptors.read(descriptor, client.piece_bytes):
@@ -196,7 +196,7 @@ async def _copy(command: execs.Command, descriptor: int, channel: int, client: a
     await client.close(channel)
 
 
-async def _feed(client: agent_end.Peer, ends: _Ends, on_closed: Callable[[], None]) -> None:
+async def _feed(client: agent_end.AgentSession, ends: _Ends, on_closed: Callable[[], None]) -> None:
     """From the client to the command: input, its end, and the terminal's size."""
     while (event := await client.receive()) is not None:
         if isinstance(event, sessions.Data):
@@ -218,7 +218,7 @@ async def _feed(client: agent_end.Peer, ends: _Ends, on_closed: Callable[[], Non
 
 
 async def _attach(
-    target: container.ContainerRunner, run: runs.ContainerRun, request: sessions.Attach, client: agent_end.Peer
+    target: container.ContainerRunner, run: runs.ContainerRun, request: sessions.Attach, client: agent_end.AgentSession
 ) -> sessions.Ended:
     """Show what the container writes, and hand on input, until its run or the client ends.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 0.25
 """A pod that ends within them is told of once, ended, and not as running before."""
 DIAL_SECONDS = 1.0
-"""After that the agent dials; whoever wants to exec meanwhile waits (`link.opener`)."""
+"""After that the agent dials; whoever wants to exec meanwhile waits (`link.kubelet_end`)."""
 RING_SECONDS = 0.5
 """How long a datagram may take to be answered before the agent of a pod that has ended dials after all."""
 

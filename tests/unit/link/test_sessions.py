@@ -35,7 +35,7 @@ class Agent:
         self.sent = 0
         self.release = asyncio.Event()
 
-    async def serve(self, request: sessions.Request, client_: agent_end.Peer) -> sessions.Ended:
+    async def serve(self, request: sessions.Request, client_: agent_end.AgentSession) -> sessions.Ended:
         self.requests.append(request)
         assert isinstance(request, sessions.Exec)
         try:
@@ -44,10 +44,10 @@ class Agent:
             self.given_up.set()
             raise
 
-    async def true(self, _client: agent_end.Peer) -> sessions.Ended:
+    async def true(self, _client: agent_end.AgentSession) -> sessions.Ended:
         return sessions.Ended(exit_code=0)
 
-    async def echo(self, client_: agent_end.Peer) -> sessions.Ended:
+    async def echo(self, client_: agent_end.AgentSession) -> sessions.Ended:
         """What comes goes back, until the client closes its side; then it has the last word."""
         while isinstance(event := await client_.receive(), sessions.Data | agent_end.Resize):
             self.seen.append(event)
@@ -58,18 +58,18 @@ class Agent:
         await client_.close(sessions.STDERR)
         return sessions.Ended(exit_code=3)
 
-    async def flood(self, client_: agent_end.Peer) -> sessions.Ended:
+    async def flood(self, client_: agent_end.AgentSession) -> sessions.Ended:
         """Writes as much as it may."""
         while True:
             await client_.send(OUT, bytes(sessions.CHUNK))
             self.sent += sessions.CHUNK
 
-    async def deaf(self, _client: agent_end.Peer) -> sessions.Ended:
+    async def deaf(self, _client: agent_end.AgentSession) -> sessions.Ended:
         """Reads nothing of what is sent to it."""
         await self.release.wait()
         return sessions.Ended(exit_code=0)
 
-    async def hasty(self, client_: agent_end.Peer) -> sessions.Ended:
+    async def hasty(self, client_: agent_end.AgentSession) -> sessions.Ended:
         """Gives up what it does now and then, in the middle of it."""
         for _ in range(20):
             talking = [
@@ -81,7 +81,7 @@ class Agent:
             await background.end(*talking)
         return sessions.Ended(exit_code=5)
 
-    async def broken(self, _client: agent_end.Peer) -> sessions.Ended:
+    async def broken(self, _client: agent_end.AgentSession) -> sessions.Ended:
         raise ValueError("no idea")
 
 
@@ -243,8 +243,8 @@ async def test_no_agent_no_session(kubelet: link.Kubelet, monkeypatch: pytest.Mo
     virtual.pass_at_once(kubelet_end.ARRIVAL_SECONDS, monkeypatch)
     with pytest.raises(errors.AgentUnavailable, match=r"pod-9.*not connected"):
         await asking
-    assert not kubelet.server._opener._counts
-    assert not kubelet.server._opener._waiting
+    assert not kubelet.server._sessions._counts
+    assert not kubelet.server._sessions._waiting
 
 
 async def test_an_agent_that_is_about_to_connect_is_waited_for(kubelet: link.Kubelet) -> None:
@@ -276,13 +276,13 @@ async def test_an_agent_that_does_not_call_back_is_not_waited_for(
     """After the time-out an error says so, and the room of the session is free again."""
     is_asked = asyncio.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(agent_end.Sessions, "open", lambda *_: is_asked.set())
+        patch.setattr(agent_end.AgentSessions, "open", lambda *_: is_asked.set())
         asking = asyncio.create_task(kubelet.server.open(UID, COMMAND))
         await is_asked.wait()
         virtual.pass_at_once(kubelet_end.ANSWER_SECONDS, monkeypatch)
         with pytest.raises(errors.AgentUnavailable, match="did not answer"):
             await asking
-    assert not kubelet.server._opener._counts
+    assert not kubelet.server._sessions._counts
     await collect(await kubelet.server.open(UID, COMMAND))
 
 
@@ -300,7 +300,7 @@ async def test_two_hundred_sessions_at_once(kubelet: link.Kubelet, agent: Agent)
     async with asyncio.TaskGroup() as group:
         for number in range(200):
             group.create_task(one(number))
-    await waiting.until(lambda: not kubelet.server._opener._counts)  # gRPC ends the calls when it likes
+    await waiting.until(lambda: not kubelet.server._sessions._counts)  # gRPC ends the calls when it likes
 
 
 async def test_too_many_sessions_are_refused_and_the_others_go_on(
@@ -417,13 +417,13 @@ async def test_an_agent_can_wait_for_its_last_sessions(
 ) -> None:
     """A session is over for the agent only when its client has read how it ended."""
     has_said = asyncio.Event()
-    real = agent_end.Peer.end
+    real = agent_end.AgentSession.end
 
-    async def end(self: agent_end.Peer, ended: sessions.Ended) -> None:
+    async def end(self: agent_end.AgentSession, ended: sessions.Ended) -> None:
         await real(self, ended)
         has_said.set()
 
-    monkeypatch.setattr(agent_end.Peer, "end", end)
+    monkeypatch.setattr(agent_end.AgentSession, "end", end)
     session = await kubelet.server.open(UID, COMMAND)
     idle = asyncio.create_task(kubelet._clients[0].idle())
     await has_said.wait()
@@ -445,15 +445,15 @@ async def test_a_fault_in_the_agent_is_the_session_s_only(kubelet: link.Kubelet,
 async def test_an_agent_cannot_take_another_pod_s_session(kubelet: link.Kubelet, agent: Agent) -> None:
     """A call under another certificate is refused, even with the session's name."""
     answer: asyncio.Future[kubelet_end.KubeletSession] = asyncio.get_running_loop().create_future()
-    kubelet.server._opener._waiting["name"] = (UID, answer)
-    kubelet.server._opener._counts[UID] = 1
+    kubelet.server._sessions._waiting["name"] = (UID, answer)
+    kubelet.server._sessions._counts[UID] = 1
     thief = Agent()
     other = kubelet.dial("pod-2", serve=thief.serve)
     await kubelet.until(("connected", "pod-2"))
     refused = asyncio.Event()
-    real = agent_end.Sessions._run
+    real = agent_end.AgentSessions._run
 
-    async def run(self: agent_end.Sessions, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
+    async def run(self: agent_end.AgentSessions, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
         await real(self, dial, link_pb2.Open(session="name", exec=wish.exec))
         refused.set()
 
