@@ -117,20 +117,23 @@ async def _link(
     module = await asyncio.to_thread(importlib.import_module, "hpk.link.client")
     start.mark("link")
     keys = start.plan["link"]
-    link: client.LinkClient = module.LinkClient(
+    agent = module.Agent(
         uid=start.plan["uid"],
         job_id=start.box.facts.job_id,
         version=hpk.__version__,
-        endpoint_file=start.box.places.endpoint,
         ca=keys["ca"].encode(),
         certificate=keys["certificate"].encode(),
         key=keys["key"].encode(),
-        on_terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
-        on_session=sessions.Server(context, the_pod).serve,
-        on_start=the_pod.add,
-        on_renew=start.box.renew_volumes,
-        on_clock=the_pod.set_clock,
+        endpoint_file=start.box.places.endpoint,
     )
+    handlers = module.Handlers(
+        terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
+        serve=sessions.Server(context, the_pod).serve,
+        start=the_pod.add,
+        renew=start.box.renew_volumes,
+        set_clock=the_pod.set_clock,
+    )
+    link: client.LinkClient = module.LinkClient(agent, handlers)
     link.start()
     reporter.attach(link)
     return link

@@ -54,42 +54,56 @@ class Terminate:
     message: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """The agent, as it presents itself to the kubelet.
+
+    Attributes:
+        uid: The pod's UID, which is the certificate's common name.
+        ca: The kubelet's authority; this, the certificate and the key are PEM.
+        endpoint_file: Holds the kubelet's address; read again before each attempt.
+    """
+
+    uid: str
+    job_id: str
+    version: str
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    endpoint_file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handlers:
+    """The agent's functions for the kubelet's requests, called in the event loop.
+
+    Attributes:
+        terminate: Ends the pod.
+        serve: Serves a session, in a task that is cancelled when its client is gone.
+        start: Starts an ephemeral container, or gives another container a new image; may be called repeatedly.
+        renew: Replaces the files of volumes.
+        set_clock: Takes at each welcome the seconds that our clock is ahead of the kubelet's. Returns whether a report
+            that accounts for this will be published, so that the current one need not be sent.
+    """
+
+    terminate: Callable[[Terminate], None]
+    serve: Callable[[sessions.Request, agent_end.AgentSession], Awaitable[sessions.Ended]]
+    start: Callable[[records.ContainerPlan], None]
+    renew: Callable[[list[records.Volume]], None]
+    set_clock: Callable[[float], bool]
+
+
 class LinkClient:
     """Sends the kubelet the newest report; older ones do not matter."""
 
-    def __init__(
-        self,
-        *,
-        uid: str,
-        job_id: str,
-        version: str,
-        endpoint_file: str,
-        ca: bytes,
-        certificate: bytes,
-        key: bytes,
-        on_terminate: Callable[[Terminate], None],
-        on_session: Callable[[sessions.Request, agent_end.AgentSession], Awaitable[sessions.Ended]] | None = None,
-        on_start: Callable[[records.ContainerPlan], None] | None = None,
-        on_renew: Callable[[list[records.Volume]], None] | None = None,
-        on_clock: Callable[[float], bool] = lambda _ahead_seconds: False,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Prepare a client; nothing is opened yet.
-
-        `uid` is the certificate's common name, `ca` the PEM of the kubelet's authority. `endpoint_file` holds the
-        kubelet's address and is read again before each attempt. `on_session` serves a session, in a task that is
-        cancelled when its client is gone. The other functions are called in the event loop: `on_start` with an
-        ephemeral container's plan, possibly repeatedly; `on_renew` with volumes whose files have changed; `on_clock` at
-        each welcome with the seconds that our clock is ahead of the kubelet's. It returns whether a report that
-        accounts for this will be published, so that the current one need not be sent. `clock` returns Unix time.
-        """
-        self._on_clock, self._clock = on_clock, clock
+    def __init__(self, agent: Agent, handlers: Handlers, *, clock: Callable[[], float] = time.time) -> None:
+        """Prepare a client; nothing is opened yet. `clock` returns Unix time."""
+        self._handlers, self._clock = handlers, clock
         self._asked_at = 0.0
-        self._hello = link_pb2.Hello(protocol=PROTOCOL, uid=uid, agent_version=version, job_id=job_id)
-        self._endpoint_file = endpoint_file
-        self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-        self._on_terminate, self._on_start, self._on_renew = on_terminate, on_start, on_renew
-        self._sessions = agent_end.AgentSessions(on_session or _none)
+        self._hello = link_pb2.Hello(protocol=PROTOCOL, uid=agent.uid, agent_version=agent.version, job_id=agent.job_id)
+        self._endpoint_file = agent.endpoint_file
+        self._credentials = grpc.ssl_channel_credentials(agent.ca, agent.key, agent.certificate)
+        self._sessions = agent_end.AgentSessions(handlers.serve)
         self._newest: tuple[int, bytes] | None = None
         self._news = asyncio.Event()
         self.is_connected = False
@@ -182,18 +196,20 @@ class LinkClient:
         kind = message.WhichOneof("kind")
         if kind == "welcome":
             now = message.welcome.now
-            if now and self._on_clock(ahead_seconds(now, asked_at=self._asked_at, heard_at=self._clock())):
+            if now and self._handlers.set_clock(ahead_seconds(now, asked_at=self._asked_at, heard_at=self._clock())):
                 self._newest = None
         elif kind == "received":
             self._acknowledged = max(self._acknowledged, message.received.sequence)
             self._heard.set()
         elif kind == "terminate":
             wish = message.terminate
-            self._on_terminate(Terminate(grace_seconds=wish.grace_seconds, reason=wish.reason, message=wish.message))
-        elif kind == "start" and self._on_start:
-            self._on_start(_loads(message.start.json))
-        elif kind == "renew" and self._on_renew:
-            self._on_renew(_loads(message.renew.json))
+            self._handlers.terminate(
+                Terminate(grace_seconds=wish.grace_seconds, reason=wish.reason, message=wish.message)
+            )
+        elif kind == "start":
+            self._handlers.start(_loads(message.start.json))
+        elif kind == "renew":
+            self._handlers.renew(_loads(message.renew.json))
         elif kind == "open":
             self._sessions.open(dial, message.open)
         elif kind == "abandon":
@@ -210,7 +226,3 @@ def ahead_seconds(now: float, *, asked_at: float, heard_at: float) -> float:
     least_ahead, most_ahead = asked_at - now, heard_at - now
     is_certain = least_ahead >= LEAST_SKEW_SECONDS or most_ahead <= -LEAST_SKEW_SECONDS
     return most_ahead if is_certain else 0.0  # the request may include connecting; the response is quick
-
-
-async def _none(_request: sessions.Request, _peer: agent_end.AgentSession) -> sessions.Ended:
-    return sessions.Ended(error="this agent serves no sessions", reason="NotSupported")

@@ -212,19 +212,26 @@ def _dialling(home: Path) -> Iterator[None]:
             agents.stdin.close()
 
 
+def _ignore(_request: object) -> None:
+    pass
+
+
 async def _dial(home: Path) -> None:
     known = json.loads((home / "agents.json").read_text())
+    handlers = link_client.Handlers(
+        terminate=_ignore, serve=link.serve_nothing, start=_ignore, renew=_ignore, set_clock=lambda _: False
+    )
     for one in known["agents"]:
-        made = link_client.LinkClient(
+        agent = link_client.Agent(
             uid=one["uid"],
             job_id=one["report"]["job_id"],
             version="0",
-            endpoint_file=str(home / "endpoint.json"),
             ca=known["ca"].encode(),
             certificate=one["certificate"].encode(),
             key=one["key"].encode(),
-            on_terminate=lambda _: None,
+            endpoint_file=str(home / "endpoint.json"),
         )
+        made = link_client.LinkClient(agent, handlers)
         made.publish(one["report"]["sequence"], json.dumps(one["report"]).encode())
         made.start()
     await asyncio.to_thread(sys.stdin.read)

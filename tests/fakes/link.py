@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hpk import jobdir
-from hpk.link import client, server, wire
+from hpk.link import client, server, sessions, wire
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from hpk.link import agent_end, sessions
+    from hpk.link import agent_end
 
 TIMEOUT = 60.0
 
@@ -70,6 +70,11 @@ def authority() -> Authority:
     return Authority()
 
 
+async def serve_nothing(_request: sessions.Request, _client: agent_end.AgentSession) -> sessions.Ended:
+    """Refuse every session, as an agent's handler."""
+    return sessions.Ended(error="this agent serves no sessions", reason="NotSupported")
+
+
 class Kubelet:
     """The other end, and what it heard."""
 
@@ -107,26 +112,28 @@ class Kubelet:
         *,
         certificate_of: str | None = None,
         trust: Authority | None = None,
-        serve: Callable[[sessions.Request, agent_end.AgentSession], Awaitable[sessions.Ended]] | None = None,
+        serve: Callable[[sessions.Request, agent_end.AgentSession], Awaitable[sessions.Ended]] = serve_nothing,
         on_clock: Callable[[float], bool] = lambda _: False,
     ) -> client.LinkClient:
         """An agent."""
         certificate, key = (trust or authority()).issue(certificate_of or uid)
-        made = client.LinkClient(
+        agent = client.Agent(
             uid=uid,
             job_id="7",
             version="0",
-            endpoint_file=str(self.endpoint),
             ca=authority().pem,
             certificate=certificate,
             key=key,
-            on_terminate=self.wishes.put_nowait,
-            on_session=serve,
-            on_start=self.starts.put_nowait,
-            on_renew=self.renewals.put_nowait,
-            on_clock=on_clock,
-            clock=self.agents_clock,
+            endpoint_file=str(self.endpoint),
         )
+        handlers = client.Handlers(
+            terminate=self.wishes.put_nowait,
+            serve=serve,
+            start=self.starts.put_nowait,
+            renew=self.renewals.put_nowait,
+            set_clock=on_clock,
+        )
+        made = client.LinkClient(agent, handlers, clock=self.agents_clock)
         made.start()
         self._clients.append(made)
         return made
