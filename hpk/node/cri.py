@@ -1,9 +1,4 @@
-"""CRI log files: lines of a container's output with time, stream and tag. Pure.
-
-An entry is ``2016-10-06T00:17:09.669794202Z stdout F text``. The tag ``P`` (partial) means that the text continues in
-the next entry without a newline. Text is the container's bytes, unchanged.
-Source: k8s.io/cri-client/pkg/logs of Kubernetes 1.37.
-"""
+"""CRI log files (:mod:`hpk.crilog`), searched and filtered for a log request. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
+
+from hpk import crilog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,12 +144,12 @@ class Filter:
 
 def _stamp(nanoseconds: int) -> bytes:
     """Format the instant as log files do, in UTC without the Z. Such stamps sort by time."""
-    second, nano = divmod(nanoseconds, _SECOND_NS)
+    second = nanoseconds // _SECOND_NS
     if second < 0:
         return b""
     if second > _LAST_SECOND:
         return b"~"
-    return f"{datetime.fromtimestamp(second, tz=UTC):%Y-%m-%dT%H:%M:%S}.{nano:09d}".encode()
+    return crilog.timestamp(nanoseconds).removesuffix(b"Z")
 
 
 def _in_utc(stamp: bytes, zone: bytes) -> bytes:

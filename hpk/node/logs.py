@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from hpk import errors, jobdir
+from hpk import crilog, errors, jobdir
 from hpk.node import cri
 
 if TYPE_CHECKING:
@@ -309,8 +309,5 @@ def _read(path: str, offset: int, count: int) -> bytes:
 
 def _gap() -> bytes:
     """Return an entry that marks a part removed before it was read; it also ends an entry cut off there."""
-    now = datetime.now(UTC)
-    return (
-        b"\n%s stderr F [hpk: the log was rotated before all of it was read here]\n"
-        % now.strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
-    )
+    text = b"[hpk: the log was rotated before all of it was read here]\n"
+    return b"\n" + crilog.head(time.time_ns(), "stderr") + text

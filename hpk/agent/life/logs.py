@@ -1,4 +1,4 @@
-"""Containers' output as CRI log files: ``<RFC 3339 nanoseconds> stdout F <line>``.
+"""Containers' output as CRI log files (`hpk.crilog`).
 
 One thread of the pod writes them, so that a slow shared file system holds up nothing else.  A disk that refuses (full,
 gone) or hangs loses lines; an event and a line in the file say what is missing.
@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from hpk import jobdir
+from hpk import crilog, jobdir
 from hpk.agent.life import descriptors, supervise
 
 if TYPE_CHECKING:
@@ -37,22 +37,22 @@ class Framer:
     """Turns one stream's bytes into CRI lines; pure."""
 
     def __init__(self, stream: str) -> None:
-        self._tags = {end: f" {stream} {end} ".encode() for end in ("F", "P")}
+        self._stream = stream
         self._rest = b""
 
     def feed(self, data: bytes, *, at_ns: int) -> bytes:
         """The lines that are complete with this data."""
-        stamp = timestamp(at_ns)
+        full, partial = (crilog.head(at_ns, self._stream, tag) for tag in (crilog.FULL, crilog.PARTIAL))
         *lines, rest = (self._rest + data).split(b"\n")
         parts: list[bytes] = []
         for line in lines:
             last = line
             while len(last) > LONGEST_LINE:
-                parts += (stamp, self._tags["P"], last[:LONGEST_LINE], b"\n")
+                parts += (partial, last[:LONGEST_LINE], b"\n")
                 last = last[LONGEST_LINE:]
-            parts += (stamp, self._tags["F"], last, b"\n")
+            parts += (full, last, b"\n")
         while len(rest) >= LONGEST_LINE:
-            parts += (stamp, self._tags["P"], rest[:LONGEST_LINE], b"\n")
+            parts += (partial, rest[:LONGEST_LINE], b"\n")
             rest = rest[LONGEST_LINE:]
         self._rest = rest
         return b"".join(parts)
@@ -60,14 +60,7 @@ class Framer:
     def close(self, *, at_ns: int) -> bytes:
         """What is left when the stream ends without a newline: a partial line."""
         rest, self._rest = self._rest, b""
-        return b"".join((timestamp(at_ns), self._tags["P"], rest, b"\n")) if rest else b""
-
-
-def timestamp(at_ns: int) -> bytes:
-    """RFC 3339 in UTC with nine digits."""
-    seconds, nanoseconds = divmod(at_ns, 1_000_000_000)
-    year, month, day, hour, minute, second, *_ = time.gmtime(seconds)
-    return b"%04d-%02d-%02dT%02d:%02d:%02d.%09dZ" % (year, month, day, hour, minute, second, nanoseconds)
+        return crilog.head(at_ns, self._stream, crilog.PARTIAL) + rest + b"\n" if rest else b""
 
 
 class Writer:
@@ -195,8 +188,8 @@ class LogFile:
         with self._lock:
             lost = self._lost
         if lost:
-            text = b" stderr F [hpk: %d bytes of log were lost here]\n" % lost
-            self._write((b"\n" if self._is_torn else b"") + timestamp(time.time_ns()) + text)
+            text = b"[hpk: %d bytes of log were lost here]\n" % lost
+            self._write((b"\n" if self._is_torn else b"") + crilog.head(time.time_ns(), "stderr") + text)
             self.add_lost(-lost)
 
     @property
