@@ -2,7 +2,7 @@
 
 Nothing that a registry sends is trusted: every manifest, config and layer is hashed and compared with the digest it
 was requested by. Layers are written to disk as they arrive, a megabyte at a time, and a broken download resumes.
-:mod:`.authorization` authenticates, :mod:`.answers` reads the responses.
+:mod:`.authorization` authenticates, :mod:`.responses` reads the responses.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def options(query: MultiMapping[str]) -> StreamOptions:
     """Return the streams of an exec or attach.
 
     Raises:
-        Refused: The query asks for none.
+        HandshakeRefused: The query asks for none.
     """
     stdin, stdout, stderr, tty = (query.get(name) == "1" for name in ("input", "output", "error", "tty"))
     stderr = stderr and not tty  # a terminal has one output
@@ -98,7 +98,7 @@ def command(values: Iterable[str]) -> tuple[str, ...]:
     """Return the program and its arguments.
 
     Raises:
-        Refused: There is no program.
+        HandshakeRefused: There is no program.
     """
     argv = tuple(values)
     if not argv or not argv[0]:
@@ -110,7 +110,7 @@ def ports(query: MultiMapping[str]) -> tuple[int, ...]:
     """Return the ports that the query of a WebSocket port-forward names.
 
     Raises:
-        Refused: They are missing, too many, or invalid.
+        HandshakeRefused: They are missing, too many, or invalid.
     """
     values = [value for text in query.getall("port", []) for value in text.split(",")]
     if not values:
@@ -141,7 +141,7 @@ def agree(
     """Choose the first of the client's protocols that we support.
 
     Raises:
-        Refused: The request is no upgrade, or there is no common protocol.
+        HandshakeRefused: The request is no upgrade, or there is no common protocol.
     """
     if websocket.is_asked_for(headers):
         return _websocket(headers, method=method, known=websocket_protocols)
