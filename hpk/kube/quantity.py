@@ -5,24 +5,9 @@ from __future__ import annotations
 import re
 from decimal import ROUND_CEILING, Decimal
 
-_SUFFIXES = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "P": Decimal(10**15),
-    "E": Decimal(10**18),
-    "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20),
-    "Gi": Decimal(2**30),
-    "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50),
-    "Ei": Decimal(2**60),
-}
+_DECIMAL = {suffix: Decimal(10) ** (3 * power) for power, suffix in enumerate(("n", "u", "m", "", *"kMGTPE"), start=-3)}
+_BINARY = {f"{suffix}i": 1 << 10 * power for power, suffix in enumerate("KMGTPE", start=1)}
+_SUFFIXES: dict[str, Decimal] = {**_DECIMAL, **{suffix: Decimal(size) for suffix, size in _BINARY.items()}}
 
 _QUANTITY = re.compile(
     r"(?P<number>[+-]?(\d+\.?\d*|\.\d+))((?P<exponent>[eE][+-]?\d+)|(?P<suffix>[numkMGTPE]|[KMGTPE]i))?", re.ASCII
@@ -44,9 +29,9 @@ def parse(quantity: str | float) -> Decimal:
 def text(value: Decimal) -> str:
     """Return a number of bytes as Kubernetes writes it, with the largest binary suffix that keeps it whole."""
     number = ceiling(value)
-    for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
-        if number and number % int(_SUFFIXES[suffix]) == 0:
-            return f"{number // int(_SUFFIXES[suffix])}{suffix}"
+    for suffix, size in reversed(_BINARY.items()):
+        if number and number % size == 0:
+            return f"{number // size}{suffix}"
     return str(number)
 
 

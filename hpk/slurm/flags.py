@@ -54,36 +54,25 @@ SPELLINGS = {
 }
 KNOWN = WITH_VALUE | OPTIONAL_VALUE | WITHOUT_VALUE | frozenset(SPELLINGS)
 
-_FILES = "the pod's output is in its own directory; read it with kubectl logs"
-_ENVIRONMENT = "the job's environment is HPK's own; set a container's in the pod's env"
-_ONE_JOB = "a pod is one job; use a Job with completions for many"
-_SUBMISSION = "it changes what sbatch itself does, and no job would come of it"
 FORBIDDEN = {
-    "wrap": "the job's script is HPK's own",
-    "array": _ONE_JOB,
-    "output": _FILES,
-    "error": _FILES,
-    "input": _FILES,
-    "open-mode": _FILES,
-    "chdir": "the job runs in the pod's directory; set workingDir in the container",
-    "requeue": "Kubernetes itself replaces a pod that is lost",
-    "export": _ENVIRONMENT,
-    "export-file": _ENVIRONMENT,
-    "get-user-env": _ENVIRONMENT,
-    "uid": "jobs run as the user that runs HPK",
-    "gid": "jobs run as the user that runs HPK",
-    "clusters": "HPK's node is one cluster",
-    "cluster-constraint": "HPK's node is one cluster",
-    "container": "HPK starts the pod's containers itself",
-    "container-id": "HPK starts the pod's containers itself",
-    "external": _SUBMISSION,
-    "parsable": _SUBMISSION,
-    "test-only": _SUBMISSION,
-    "wait": _SUBMISSION,
-    "help": _SUBMISSION,
-    "usage": _SUBMISSION,
-    "version": _SUBMISSION,
-}
+    name: reason
+    for reason, names in {
+        "the job's script is HPK's own": ["wrap"],
+        "a pod is one job; use a Job with completions for many": ["array"],
+        "the pod's output is in its own directory; read it with kubectl logs":
+            ["output", "error", "input", "open-mode"],
+        "the job runs in the pod's directory; set workingDir in the container": ["chdir"],
+        "Kubernetes itself replaces a pod that is lost": ["requeue"],
+        "the job's environment is HPK's own; set a container's in the pod's env":
+            ["export", "export-file", "get-user-env"],
+        "jobs run as the user that runs HPK": ["uid", "gid"],
+        "HPK's node is one cluster": ["clusters", "cluster-constraint"],
+        "HPK starts the pod's containers itself": ["container", "container-id"],
+        "it changes what sbatch itself does or prints":
+            ["external", "parsable", "test-only", "wait", "help", "usage", "version"],
+    }.items()
+    for name in names
+}  # fmt: skip
 """Options that would break the pod, each with the reason shown to its owner."""
 
 SIGNAL_SECONDS = 60
@@ -144,18 +133,21 @@ EXCLUSIVE = (
     frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
     frozenset({"cpus-per-task", "cpus-per-gpu"}),
     GPU_COUNTS,
-    frozenset({"ntasks-per-gpu", "ntasks"}),
-    frozenset({"ntasks-per-gpu", "ntasks-per-node"}),
-    frozenset({"ntasks-per-gpu", "gpus-per-task"}),
-    frozenset({"ntasks-per-gpu", "gpus-per-socket"}),
-    frozenset({"ntasks-per-gpu", "tres-per-task"}),
-    frozenset({"ntasks-per-gpu", "ntasks-per-tres"}),
+    *(
+        frozenset({"ntasks-per-gpu", other})
+        for other in (
+            "ntasks",
+            "ntasks-per-node",
+            "gpus-per-task",
+            "gpus-per-socket",
+            "tres-per-task",
+            "ntasks-per-tres",
+        )
+    ),
     frozenset({"core-spec", "thread-spec"}),
     frozenset({"exclusive", "oversubscribe"}),
     frozenset({"nodelist", "nodefile"}),
-    frozenset({"hint", "ntasks-per-core"}),
-    frozenset({"hint", "threads-per-core"}),
-    frozenset({"hint", "extra-node-info"}),
+    *(frozenset({"hint", other}) for other in ("ntasks-per-core", "threads-per-core", "extra-node-info")),
 )
 """Groups of options of which sbatch accepts only one ("mutually exclusive", "not compatible": sbatch(1),
 src/common/slurm_opt.c). The ways to count GPUs may be combined if they agree, which two layers do only by chance."""

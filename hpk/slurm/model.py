@@ -131,16 +131,14 @@ class Node:
     name: str
     cpus: int
     memory_bytes: int
-    state: str
     is_usable: bool
     gres: Mapping[str, int] = field(default_factory=dict)
-    features: frozenset[str] = frozenset()
     partitions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """A partition, with the totals of its usable nodes.
+    """A partition.
 
     Attributes:
         max_seconds: The longest ``--time``; None for no limit.
@@ -149,12 +147,8 @@ class Partition:
 
     name: str
     is_default: bool
-    is_up: bool
     max_seconds: int | None
     default_seconds: int | None
-    nodes: int
-    cpus: int
-    memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)

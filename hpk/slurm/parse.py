@@ -10,31 +10,18 @@ from __future__ import annotations
 import datetime as dt
 import re
 import secrets
-from typing import TYPE_CHECKING
 
 from hpk.slurm import model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 UNIT = "\x1f"
 RECORD = "\x1e"
 
 SQUEUE_FIELDS = ("%i", "%T", "%r", "%N", "%P", "%S", "%e", "%Z", "%o", "%j", "%k")
-SINFO_FIELDS = ("%N", "%R", "%P", "%a", "%l", "%L", "%T", "%c", "%m", "%G", "%f")
+SINFO_FIELDS = ("%N", "%R", "%P", "%l", "%L", "%T", "%c", "%m", "%G")
 SINFO_FORMAT = UNIT.join(SINFO_FIELDS) + RECORD
 SACCT_FIELDS = (
-    "JobIDRaw",
-    "State",
-    "ExitCode",
-    "Reason",
-    "NodeList",
-    "Partition",
-    "Start",
-    "End",
-    "WorkDir",
-    "JobName",
-)
+    "JobIDRaw", "State", "ExitCode", "Reason", "NodeList", "Partition", "Start", "End", "WorkDir", "JobName",
+)  # fmt: skip
 
 UNUSABLE_STATES = frozenset({
     "down", "drained", "draining", "drain", "fail", "failing", "error", "inval", "future", "unknown", "perfctrs",
@@ -59,22 +46,12 @@ def mark() -> str:
 
 
 def squeue_format(mark: str) -> str:
-    """Return squeue's output format for :func:`jobs`."""
+    """Return squeue's output format for :class:`JobReader`."""
     return UNIT.join(SQUEUE_FIELDS) + RECORD + mark
 
 
-def records(text: str, *, width: int, mark: str = "") -> Iterator[list[str]]:
-    """Yield the records of squeue or sinfo that have this many fields; the last field takes any separators left.
-
-    Anything else, such as a warning in between, is skipped.
-    """
-    for record in text.split(RECORD + mark):
-        fields = _fields(record, width)
-        if len(fields) == width:
-            yield fields
-
-
 def _fields(record: str, width: int) -> list[str]:
+    """Return a record's fields; the last one takes any separators left."""
     first, *rest = record.split(UNIT, width - 1)
     return [first.rpartition("\n")[2], *rest]  # whole lines before it are a site's notice
 
@@ -122,11 +99,6 @@ class JobReader:
             if job is not None:
                 found[job.id] = self._known[record] = job
         return found
-
-
-def jobs(text: str, *, mark: str = "") -> dict[str, model.Job]:
-    """Return the jobs of one answer of squeue, by id; see :class:`JobReader`."""
-    return JobReader().read(text, mark=mark)
 
 
 def _job(fields: list[str]) -> model.Job | None:
@@ -204,21 +176,24 @@ def is_usable(word: str) -> bool:
 def capacity(text: str) -> model.ClusterCapacity:
     """Return the cluster from ``sinfo --Node`` in :data:`SINFO_FORMAT`, counting each node once."""
     nodes: dict[str, model.Node] = {}
-    facts: dict[str, tuple[bool, bool, str, str]] = {}
-    members: dict[str, set[str]] = {}
-    for name, partition, starred, up, longest, default, word, cpus, memory, resources, features in records(
-        text, width=len(SINFO_FIELDS)
-    ):
-        facts[partition] = (starred.endswith("*"), up == "up", longest, default)
-        members.setdefault(partition, set()).add(name)
+    partitions: dict[str, model.Partition] = {}
+    for record in text.split(RECORD):
+        fields = _fields(record, len(SINFO_FIELDS))
+        if len(fields) != len(SINFO_FIELDS):
+            continue
+        name, partition, starred, longest, default, word, cpus, memory, resources = fields
+        partitions[partition] = model.Partition(
+            name=partition,
+            is_default=starred.endswith("*"),
+            max_seconds=_limit(longest),
+            default_seconds=_limit(default),
+        )
         nodes[name] = model.Node(
             name=name,
             cpus=_integer(cpus),
             memory_bytes=_integer(memory) << 20,
-            state=word,
             is_usable=is_usable(word),
             gres=gres(resources),
-            features=frozenset(() if features in _NO_VALUE else features.split(",")),
             partitions=frozenset({partition}) | (nodes[name].partitions if name in nodes else frozenset()),
         )
     usable = [node for node in nodes.values() if node.is_usable]
@@ -231,24 +206,7 @@ def capacity(text: str) -> model.ClusterCapacity:
         memory_bytes=sum(node.memory_bytes for node in usable),
         gres=totals,
         nodes=nodes,
-        partitions={
-            name: _partition(name, fact, [node for node in usable if node.name in members[name]])
-            for name, fact in facts.items()
-        },
-    )
-
-
-def _partition(name: str, fact: tuple[bool, bool, str, str], nodes: list[model.Node]) -> model.Partition:
-    is_default, is_up, longest, default = fact
-    return model.Partition(
-        name=name,
-        is_default=is_default,
-        is_up=is_up,
-        max_seconds=_limit(longest),
-        default_seconds=_limit(default),
-        nodes=len(nodes),
-        cpus=sum(node.cpus for node in nodes),
-        memory_bytes=sum(node.memory_bytes for node in nodes),
+        partitions=partitions,
     )
 
 

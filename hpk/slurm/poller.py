@@ -22,7 +22,7 @@ from hpk.aio import backoff
 from hpk.slurm import model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 MIN_SPACING_SECONDS = 1.0
 QUEUED_REST_SECONDS = 30.0
@@ -44,7 +44,6 @@ class JobSource(Protocol):
         Raises:
             errors.SlurmUnavailable: No answer.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +62,9 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting:
-    """Slurm's last answer about a job.
-
-    Attributes:
-        job: None if Slurm answered and knows no such job.
-        is_anothers: Whether another job has this id now.
-    """
+    """Slurm's last answer about a job; ``job`` is None if Slurm answered and knows no such job."""
 
     job: model.Job | None
-    is_anothers: bool = False
 
 
 class Poller:
@@ -128,24 +121,14 @@ class Poller:
         if job is not None and is_it(job):
             return Sighting(job=job)
         since = min((watch.since for watch in self._watches.get(job_id, ())), default=None)
-        if since is None or self.snapshot.asked_at < since:
-            return None
-        return Sighting(job=None, is_anothers=job is not None)
-
-    @contextlib.contextmanager
-    def watched(self, job_id: str, changed: Callable[[], None]) -> Iterator[None]:
-        """Call ``changed`` whenever Slurm's answer about the job changes, while the block lasts.
-
-        Enter it after the submission: a query that began before does not prove the job gone.
-        """
-        stop = self.watch(job_id, changed)
-        try:
-            yield
-        finally:
-            stop()
+        return None if since is None or self.snapshot.asked_at < since else Sighting(job=None)
 
     def watch(self, job_id: str, changed: Callable[[], None]) -> Callable[[], None]:
-        """Watch the job as :meth:`watched` does until the returned function is called; calling it twice is harmless."""
+        """Call ``changed`` whenever Slurm's answer about the job changes, until the returned function is called.
+
+        Watch the job after its submission: a query that began before does not prove it gone. Calling the returned
+        function twice is harmless.
+        """
         watch = _Watch(since=self._clock(), changed=changed)
         self._watches.setdefault(job_id, []).append(watch)
 

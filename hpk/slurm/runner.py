@@ -83,7 +83,6 @@ class Runner(Protocol):
         Raises:
             errors.SlurmUnavailable: It could not be run, or its answer was lost.
         """
-        ...
 
 
 class GatewayClient:

@@ -52,10 +52,8 @@ class FakeSlurm:
 
 
 def partition(name: str) -> model.Partition:
-    """A partition that is up."""
-    return model.Partition(
-        name=name, is_default=True, is_up=True, max_seconds=None, default_seconds=None, nodes=1, cpus=8, memory_bytes=1
-    )
+    """A partition without limits."""
+    return model.Partition(name=name, is_default=True, max_seconds=None, default_seconds=None)
 
 
 def make(slurm: FakeSlurm) -> cluster.ClusterMonitor:

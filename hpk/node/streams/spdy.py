@@ -131,7 +131,7 @@ class FrameDecoder:
         """Return the frames, and parts of data frames, that these bytes complete.
 
         Raises:
-            ProtocolError: They are invalid; discard the decoder.
+            SpdyError: They are invalid; discard the decoder.
         """
         frames: list[Frame] = []
         view = memoryview(data)

@@ -112,7 +112,7 @@ class MessageDecoder:
         """Return the pieces of messages, and the control frames, that these bytes complete.
 
         Raises:
-            ProtocolError: They are invalid; discard the decoder.
+            WebSocketError: They are invalid; discard the decoder.
         """
         events: list[Event] = []
         view = memoryview(data)

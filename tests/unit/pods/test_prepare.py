@@ -124,7 +124,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def test_agent_and_slurm_hear_the_same_of_a_limit_that_the_partition_sets(world: World) -> None:
     """A warning that the agent would not expect, or expects in vain, ends a pod too early or too late."""
-    row = ("c1", "main", "main*", "up", "infinite", "0:01:00", "idle", "8", "16000", "(null)", "(null)")
+    row = ("c1", "main", "main*", "infinite", "0:01:00", "idle", "8", "16000", "(null)")
     capacity = parse.capacity(parse.UNIT.join(row) + parse.RECORD + "\n")
     ready = await world.once(cluster=dataclasses.replace(CLUSTER, capacity=capacity))
     assert ready.work.plan["warning"]["not_before"] == 30.0

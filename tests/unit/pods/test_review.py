@@ -16,9 +16,9 @@ CAPACITY = parse.capacity(
     "".join(
         parse.UNIT.join(row) + parse.RECORD + "\n"
         for row in (
-            ("c1", "main", "main*", "up", "1:00:00", "NONE", "idle", "8", "16000", "(null)", "(null)"),
-            ("c2", "main", "main*", "up", "1:00:00", "NONE", "drained", "16", "32000", "(null)", "(null)"),
-            ("g1", "gpu", "gpu", "up", "infinite", "NONE", "idle", "4", "8000", "gpu:a100:2", "(null)"),
+            ("c1", "main", "main*", "1:00:00", "NONE", "idle", "8", "16000", "(null)"),
+            ("c2", "main", "main*", "1:00:00", "NONE", "drained", "16", "32000", "(null)"),
+            ("g1", "gpu", "gpu", "infinite", "NONE", "idle", "4", "8000", "gpu:a100:2"),
         )
     )
 )
@@ -96,7 +96,7 @@ def test_nothing_is_said_before_slurm_has_answered() -> None:
 
 def test_memory_that_nobody_configured_refuses_nothing() -> None:
     """Slurm then says 1 MB of every node."""
-    node = model.Node(name="c1", cpus=8, memory_bytes=1 << 20, state="idle", is_usable=True)
+    node = model.Node(name="c1", cpus=8, memory_bytes=1 << 20, is_usable=True)
     cluster = admit.Cluster(
         name="hpk", capacity=model.ClusterCapacity(cpus=8, memory_bytes=1, gres={}, nodes={"c1": node}, partitions={})
     )

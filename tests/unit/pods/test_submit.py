@@ -36,9 +36,7 @@ class FakePoller:
 
     def sighting(self, job_id: str, *, is_it: Callable[[slurm_model.Job], bool]) -> Any:
         found = self.jobs.get(job_id)
-        if found and is_it(found):
-            return poller.Sighting(job=found)
-        return poller.Sighting(job=None, is_anothers=found is not None)
+        return poller.Sighting(job=found if found and is_it(found) else None)
 
 
 class Sbatch:

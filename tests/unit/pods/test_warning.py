@@ -102,7 +102,7 @@ def test_a_job_that_names_no_limit_has_its_partition_s(
     longest: str, default: str, partition: str | None, directive: str
 ) -> None:
     """A warning that comes before the job's script listens would end the job at once."""
-    row = ("c1", "main", "main*", "up", longest, default, "idle", "8", "16000", "(null)", "(null)")
+    row = ("c1", "main", "main*", longest, default, "idle", "8", "16000", "(null)")
     capacity = parse.capacity(parse.UNIT.join(row) + parse.RECORD + "\n")
     assert warning.early(pod(), {"partition": partition}, capacity).directive == directive
 

@@ -12,7 +12,7 @@ from hpk.slurm import client, model, parse, refusals, runner
 from tests.fakes import slurm as fake
 
 HOME = Path("/home/alice")
-SINFO = "c1|main|main*|up|infinite|n/a|idle|4|100|(null)|(null)".replace("|", "\x1f") + "\x1e\n"
+SINFO = "c1|main|main*|infinite|n/a|idle|4|100|(null)".replace("|", "\x1f") + "\x1e\n"
 
 
 async def test_submit_hands_the_script_over() -> None:

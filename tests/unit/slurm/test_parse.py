@@ -14,7 +14,7 @@ MARK = "0123456789abcdef"
 
 def jobs(*rows: tuple[str, ...]) -> dict[str, model.Job]:
     """The jobs of an answer with these rows."""
-    return parse.jobs(fake.squeue(*rows, end=parse.RECORD + MARK), mark=MARK)
+    return parse.JobReader().read(fake.squeue(*rows, end=parse.RECORD + MARK), mark=MARK)
 
 
 def test_a_job_is_read_whole() -> None:
@@ -80,12 +80,12 @@ def test_each_question_has_a_mark_of_its_own() -> None:
 
 def test_a_warning_in_between_is_no_job() -> None:
     """What squeue prints besides records is left out."""
-    assert parse.jobs("squeue: something odd\n") == {}
+    assert parse.JobReader().read("squeue: something odd\n", mark="") == {}
     rows = [(number, "RUNNING", "None", "c1", "p", "5", "N/A", "/w", "(null)", "n", "c") for number in ("1", "2")]
     said = "Maintenance on Monday\n" + "It will be long\n".join(
         fake.squeue(row, end=parse.RECORD + "m") for row in rows
     )
-    assert list(parse.jobs(said, mark="m")) == ["1", "2"]
+    assert list(parse.JobReader().read(said, mark="m")) == ["1", "2"]
 
 
 STATES = """
@@ -163,21 +163,20 @@ def test_capacity_counts_a_node_once() -> None:
     """A node in two partitions is one node; a down node is none; each partition has its own sums."""
     capacity = parse.capacity(
         _sinfo(
-            "c1|main|main*|up|infinite|1:00:00|mixed|32|32000|(null)|(null)",
-            "c2|main|main*|up|infinite|1:00:00|idle|16|16000|gpu:a100:2|big,ib",
-            "c2|gpu|gpu|up|2-00:00:00|n/a|idle|16|16000|gpu:a100:2|big,ib",
-            "c3|main|main*|up|infinite|1:00:00|down*|32|32000|gpu:8|(null)",
-            "c4|old|old|drain|30:00|n/a|idle|4|4000+|(null)|(null)",
+            "c1|main|main*|infinite|1:00:00|mixed|32|32000|(null)",
+            "c2|main|main*|infinite|1:00:00|idle|16|16000|gpu:a100:2",
+            "c2|gpu|gpu|2-00:00:00|n/a|idle|16|16000|gpu:a100:2",
+            "c3|main|main*|infinite|1:00:00|down*|32|32000|gpu:8",
+            "c4|old|old|30:00|n/a|idle|4|4000+|(null)",
         )
     )
     assert (capacity.cpus, capacity.memory_bytes, capacity.gres) == (52, 52000 << 20, {"gpu": 2})
     assert capacity.default_partition == "main"
     assert capacity.nodes["c2"].partitions == {"main", "gpu"}
-    assert capacity.nodes["c2"].features == {"big", "ib"}
     main, gpu, old = (capacity.partitions[name] for name in ("main", "gpu", "old"))
-    assert (main.cpus, main.nodes, main.max_seconds, main.default_seconds) == (48, 2, None, 3600)
-    assert (gpu.cpus, gpu.max_seconds, gpu.default_seconds, gpu.is_default) == (16, 172800, None, False)
-    assert (old.is_up, old.max_seconds) == (False, 1800)
+    assert (main.max_seconds, main.default_seconds) == (None, 3600)
+    assert (gpu.max_seconds, gpu.default_seconds, gpu.is_default) == (172800, None, False)
+    assert old.max_seconds == 1800
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ async def test_an_older_question_does_not_make_a_job_gone(clock: Time) -> None:
     assert (polling.sighting("1"), len(calls)) == (poller.Sighting(job=None), 1)
 
 
-async def test_a_number_that_is_anothers_by_now_is_said(clock: Time) -> None:
+async def test_a_job_is_gone_whose_number_is_anothers_by_now(clock: Time) -> None:
     """By an answer that is younger than the watch only: an older one names the last job of that number."""
     polling = make(fake.FakeSource([RUNNING]), clock)
     task = asyncio.create_task(polling.run())
@@ -191,7 +191,7 @@ async def test_a_number_that_is_anothers_by_now_is_said(clock: Time) -> None:
     polling.ask_soon()
     await clock.advance(1)
     task.cancel()
-    assert polling.sighting("1", is_it=lambda _: False) == poller.Sighting(job=None, is_anothers=True)
+    assert polling.sighting("1", is_it=lambda _: False) == poller.Sighting(job=None)
     assert polling.sighting("1") == poller.Sighting(job=RUNNING)
 
 
@@ -238,12 +238,12 @@ async def test_leaving_twice_does_no_harm(clock: Time) -> None:
     calls: list[None] = []
     call: Callable[[], None] = lambda: calls.append(None)  # noqa: E731 - two equal callbacks are the point
     stop = polling.watch("1", call)
-    with polling.watched("1", call):
-        stop()
-        stop()
-        task = asyncio.create_task(polling.run())
-        await clock.advance(1)
-        task.cancel()
+    polling.watch("1", call)
+    stop()
+    stop()
+    task = asyncio.create_task(polling.run())
+    await clock.advance(1)
+    task.cancel()
     assert len(calls) == 1
 
 
