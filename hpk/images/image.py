@@ -83,7 +83,7 @@ def config_from_json(document: Mapping[str, Any]) -> ImageConfig:
 
 
 def host_architecture() -> str:
-    """Return this machine's architecture by its name in registries."""
+    """Return this machine's architecture by its name in registries and in Kubernetes, which is Go's."""
     machine = platform.machine()
     return _GO_NAMES.get(machine, machine)
 

@@ -62,7 +62,7 @@ class _Full(errors.Retryable):
 
 @dataclass(frozen=True, kw_only=True)
 class CachedImage:
-    """An image for ``node.status.images``."""
+    """An image for ``node.status.images``; its names are references with tag or digest."""
 
     names: tuple[str, ...]
     size_bytes: int

@@ -11,12 +11,14 @@ import hashlib
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hpk import errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
+
+    from hpk.node import node
 
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -33,14 +35,6 @@ COARSE = {"/stats": "stats", "/metrics": "metrics", "/logs": "log", "/checkpoint
 
 Object = dict[str, Any]
 Value = TypeVar("Value")
-
-
-class AccessReviewer(Protocol):
-    """The part of :class:`hpk.kube.client.Kube` that is used here."""
-
-    async def create(self, path: str, body: Object) -> Object:
-        """Create the object with a POST request."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +98,7 @@ def _with_authenticated(groups: Any) -> tuple[str, ...]:
 class Authenticator:
     """Authentication of requests."""
 
-    def __init__(self, kube: AccessReviewer, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kube: node.Api, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
         self._tokens: Remembered[UserInfo | bool] = Remembered(clock=clock)
 
@@ -147,7 +141,7 @@ class CannotAsk(errors.Retryable):
 class Authorizer:
     """Authorization of users for subresources of our node."""
 
-    def __init__(self, kube: AccessReviewer, node_name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kube: node.Api, node_name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube, self._node = kube, node_name
         self._answers: Remembered[bool] = Remembered(clock=clock)
 

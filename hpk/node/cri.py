@@ -53,6 +53,10 @@ class _Entry(NamedTuple):
     text_at: int
 
 
+_NO_ENTRY = _Entry(is_wanted=False, is_partial=False, stamp=b"", text_at=0)
+"""Stands for a long line that is not an entry, whose rest must not be parsed as a new one."""
+
+
 class Filter:
     """A filter that takes a CRI file in arbitrary blocks and returns what the options select.
 
@@ -95,23 +99,20 @@ class Filter:
     def _entry(self, line: bytes) -> bytes:
         """Return the output of a complete entry (without its newline)."""
         entry = self._going_on or self._parsed(line)
-        start = 0 if self._going_on else entry.text_at if entry else 0
         self._going_on = None
         if entry is None or not entry.is_wanted:
             return b""
-        text = line[start:] if entry.is_partial else line[start:] + b"\n"
-        return self._put(entry.stamp, text)
+        text = line[entry.text_at :]
+        return self._put(entry.stamp, text if entry.is_partial else text + b"\n")
 
     def _piece(self) -> bytes:
         """Return the output of the bytes left so far, as the beginning or continuation of an entry."""
         line, self._rest = self._rest, b""
-        entry = self._going_on or self._parsed(line)
-        start = 0 if self._going_on else entry.text_at if entry else 0
-        # The rest of a line that is not an entry must not be parsed as a new one.
-        self._going_on = entry or _Entry(is_wanted=False, is_partial=False, stamp=b"", text_at=0)
-        if entry is None or not entry.is_wanted or not line[start:]:
+        entry = self._going_on or self._parsed(line) or _NO_ENTRY
+        self._going_on = entry._replace(text_at=0)
+        if not entry.is_wanted or not line[entry.text_at :]:
             return b""
-        return self._put(entry.stamp, line[start:])
+        return self._put(entry.stamp, line[entry.text_at :])
 
     def _put(self, stamp: bytes, text: bytes) -> bytes:
         head = stamp + b" " if self._options.timestamps and self._at_line_start else b""
@@ -123,15 +124,14 @@ class Filter:
         match = _HEADER.match(line)
         if match is None:
             return None
-        second, fraction, zone, stream, tag = match.groups()
-        stamp = second + b"." + (fraction or b"").ljust(9, b"0")
+        _, _, zone, stream, tag = match.groups()
         is_wanted = self._options.stream in (None, stream.decode())
         if is_wanted and self._since is not None:
             try:
-                is_wanted = (stamp if zone == b"Z" else _in_utc(stamp, zone)) >= self._since
+                is_wanted = _in_utc(match) >= self._since
             except (ValueError, OverflowError):
                 return None
-        return _Entry(is_wanted, tag == b"P" or tag.startswith(b"P:"), stamp + zone, match.end())
+        return _Entry(is_wanted, tag == b"P" or tag.startswith(b"P:"), _local(match) + zone, match.end())
 
     def _limited(self, found: bytes) -> bytes:
         if self._remaining is None:
@@ -152,10 +152,22 @@ def _stamp(nanoseconds: int) -> bytes:
     return crilog.timestamp(nanoseconds).removesuffix(b"Z")
 
 
-def _in_utc(stamp: bytes, zone: bytes) -> bytes:
-    second, _, fraction = stamp.partition(b".")
-    at = datetime.fromisoformat((second + zone).decode()).astimezone(UTC)
-    return at.strftime("%Y-%m-%dT%H:%M:%S.").encode() + fraction
+def _local(match: re.Match[bytes]) -> bytes:
+    """Return an entry's time with nine digits, without the zone."""
+    return match[1] + b"." + (match[2] or b"").ljust(9, b"0")
+
+
+def _in_utc(match: re.Match[bytes]) -> bytes:
+    """Return an entry's time in UTC, to be compared with :func:`_stamp`.
+
+    Raises:
+        ValueError, OverflowError: There is no such time.
+    """
+    stamp = _local(match)
+    if match[3] == b"Z":
+        return stamp
+    at = datetime.fromisoformat((match[1] + match[3]).decode()).astimezone(UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%S").encode() + stamp[len(match[1]) :]
 
 
 def tail_start(
@@ -206,11 +218,7 @@ def since_start(
 def _is_older(entry: bytes, since: bytes) -> bool:
     """Return whether the bytes begin an entry that is older than `since`."""
     match = _HEADER.match(entry)
-    if match is None:
-        return False
-    second, fraction, zone, *_ = match.groups()
-    stamp = second + b"." + (fraction or b"").ljust(9, b"0")
     try:
-        return (stamp if zone == b"Z" else _in_utc(stamp, zone)) < since
+        return match is not None and _in_utc(match) < since
     except (ValueError, OverflowError):
         return False

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpk.images import image
+
 KUBELET_VERSION = "v1.37.2"
 """The Kubernetes version that this kubelet reports; semantic, and never newer than the API server."""
-
-# Kubernetes names architectures as Go does.
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +34,13 @@ def read(*, identity: str, os_image: str = "") -> Host:
         os_image: Override of the distribution's name, such as ``Slurm 24.11 on Debian GNU/Linux 12``.
     """
     lasting = uuid.uuid5(uuid.NAMESPACE_URL, f"hpk:{identity}")
-    uname = os.uname()
     return Host(
         machine_id=lasting.hex,
         system_uuid=str(lasting),
         boot_id=_read_line("/proc/sys/kernel/random/boot_id"),
-        kernel_version=uname.release,
+        kernel_version=platform.release(),
         os_image=os_image or _distribution(),
-        architecture=_ARCHITECTURES.get(uname.machine, uname.machine),
+        architecture=image.host_architecture(),
     )
 
 

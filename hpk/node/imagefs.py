@@ -9,7 +9,7 @@ import structlog
 
 from hpk import errors
 from hpk.images import collect
-from hpk.node import nodestatus, pressure
+from hpk.node import pressure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +34,11 @@ class ImageFs:
     """
 
     def __init__(
-        self, store: store.ImageStore, *, directory: Path, others: Sequence[Path], knows_pods: asyncio.Event
+        self, images: store.ImageStore, *, directory: Path, others: Sequence[Path], knows_pods: asyncio.Event
     ) -> None:
-        self.images: tuple[nodestatus.ContainerImage, ...] = ()
+        self.images: tuple[store.CachedImage, ...] = ()
         self.pressure = ""
-        self._store, self._directory, self._others, self._knows_pods = store, directory, others, knows_pods
+        self._store, self._directory, self._others, self._knows_pods = images, directory, others, knows_pods
 
     async def watch(self) -> NoReturn:
         """Measure until cancelled."""
@@ -62,13 +62,9 @@ class ImageFs:
         try:
             if self._knows_pods.is_set():
                 await self._store.tidy()
-            found = await self._store.list()
+            self.images = await self._store.list()
         except (errors.HpkError, OSError) as error:
             LOG.warning("Cannot list the images", error=str(error))
-        else:
-            self.images = tuple(
-                nodestatus.ContainerImage(names=image.names, size_bytes=image.size_bytes) for image in found
-            )
         why = await asyncio.to_thread(pressure.measure, [self._directory], may_be_anothers=True)
         if why and self._knows_pods.is_set() and self._store.collector:
             try:

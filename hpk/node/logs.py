@@ -54,11 +54,19 @@ class Run:
     refusal: str = ""
 
 
-def has_container(pod: Object, container: str) -> bool:
-    """Return whether the pod's spec has a container of this name, of any kind."""
-    spec = pod.get("spec") or {}
-    kinds = ("containers", "initContainers", "ephemeralContainers")
-    return any(item["name"] == container for kind in kinds for item in spec.get(kind) or [])
+def container_spec(pod: Object, container: str) -> Object | None:
+    """Return the pod's container of this name, of any kind, or None."""
+    return _named(pod.get("spec"), ("containers", "initContainers", "ephemeralContainers"), container)
+
+
+def container_status(pod: Object, container: str) -> Object | None:
+    """Return the status of the pod's container, of any kind, or None."""
+    kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+    return _named(pod.get("status"), kinds, container)
+
+
+def _named(part: Object | None, kinds: tuple[str, ...], name: str) -> Object | None:
+    return next((item for kind in kinds for item in (part or {}).get(kind) or [] if item["name"] == name), None)
 
 
 def choose(pod: Object, container: str, *, previous: bool) -> Run:
@@ -100,17 +108,6 @@ def _refuse_waiting(which: str, waiting: Object | None) -> Run:
     reason = str(waiting.get("reason", ""))
     texts = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}
     raise errors.Rejected(f"{which} is waiting to start: {texts.get(reason, reason)}")
-
-
-def container_status(pod: Object, container: str) -> Object | None:
-    """Return the status of the pod's container, of any kind, or None."""
-    status = pod.get("status") or {}
-    for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
-        for item in status.get(kind) or []:
-            if item["name"] == container:
-                found: Object = item
-                return found
-    return None
 
 
 class Follower:

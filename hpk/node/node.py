@@ -30,23 +30,19 @@ Object = dict[str, Any]
 
 
 class Api(Protocol):
-    """The part of :class:`hpk.kube.client.Kube` that is used here."""
+    """The part of :class:`hpk.kube.client.Kube` that is used in this room."""
 
     async def get(self, path: str, *, query: Mapping[str, Any] | None = None) -> Object:
         """Return the object from a GET request."""
-        ...
 
     async def create(self, path: str, body: Object) -> Object:
         """Create the object with a POST request."""
-        ...
 
     async def replace(self, path: str, body: Object) -> Object:
         """Replace the object with a PUT request."""
-        ...
 
     async def patch(self, path: str, body: Any, *, kind: client.PatchKind = "strategic") -> Object:
         """Change the object with a PATCH request."""
-        ...
 
 
 class NodeController:

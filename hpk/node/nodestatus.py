@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hpk.kube import quantity
 from hpk.node import host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hpk.images import store
+    from hpk.slurm import model
 
 SILENCE_SECONDS = 120.0
 """Time without an answer from Slurm (restarts, rate limits) before the node is NotReady."""
@@ -31,25 +34,6 @@ DECLARED_FEATURES = ("ExtendWebSocketsToKubelet",)
 """The kubelet accepts clients' WebSockets, so the API server need not translate them. Must be sorted."""
 
 Object = dict[str, Any]
-
-
-class Capacity(Protocol):
-    """The capacity of the whole cluster, as Slurm counts it."""
-
-    @property
-    def cpus(self) -> int:
-        """CPUs of all nodes that may run jobs."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of all nodes that may run jobs."""
-        ...
-
-    @property
-    def gres(self) -> Mapping[str, int]:
-        """Generic resources, by gres name."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +56,6 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContainerImage:
-    """An image on the shared file system; names are references with tag or digest."""
-
-    names: tuple[str, ...]
-    size_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Readiness:
     """The Ready condition."""
 
@@ -92,9 +68,9 @@ class Readiness:
 class NodeObservation:
     """The observed state. A capacity of None (no answer from Slurm) leaves the published one unchanged."""
 
-    capacity: Capacity | None
+    capacity: model.ClusterCapacity | None
     readiness: Readiness = Readiness()
-    images: tuple[ContainerImage, ...] = ()
+    images: tuple[store.CachedImage, ...] = ()
     trouble: str = ""
     """What the control plane cannot repair by itself."""
     disk_pressure: str = ""
@@ -107,7 +83,6 @@ def readiness(
     started_at: float,
     answered_at: float | None,
     error: str = "",
-    silence_seconds: float = SILENCE_SECONDS,
 ) -> Readiness:
     """Return the Ready condition: ready if Slurm has answered recently enough.
 
@@ -116,11 +91,10 @@ def readiness(
         started_at: When the kubelet started.
         answered_at: When slurmctld last answered; None if it never did.
         error: Why the last query failed; empty if it succeeded.
-        silence_seconds: How long Slurm may be silent.
     """
     if answered_at is None:
         since = f"the kubelet started at {_stamp(started_at)}"
-    elif error and now - answered_at > silence_seconds:  # no error: there was no query since
+    elif error and now - answered_at > SILENCE_SECONDS:  # no error: there was no query since
         since = _stamp(answered_at)  # not the age, which would change the message each time
     else:
         return Readiness()
@@ -141,7 +115,7 @@ def labels(facts: NodeFacts) -> dict[str, str]:
     }
 
 
-def resources(facts: NodeFacts, capacity: Capacity) -> dict[str, str]:
+def resources(facts: NodeFacts, capacity: model.ClusterCapacity) -> dict[str, str]:
     """Return the cluster's capacity as Kubernetes resources. All of it is allocatable; Slurm keeps its own reserve."""
     found = {
         "cpu": str(capacity.cpus),
@@ -265,7 +239,7 @@ def _condition(kind: str, state: str, reason: str, message: str) -> Object:
     return {"type": kind, "status": state, "reason": reason, "message": message}
 
 
-def _images(images: tuple[ContainerImage, ...]) -> list[Object]:
+def _images(images: tuple[store.CachedImage, ...]) -> list[Object]:
     """Return the largest images, chosen as the kubelet does, for the scheduler and users."""
     chosen = sorted(images, key=lambda image: (-image.size_bytes, image.names))[:MOST_IMAGES]
     return [{"names": list(image.names[:MOST_IMAGE_NAMES]), "sizeBytes": image.size_bytes} for image in chosen]

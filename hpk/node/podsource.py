@@ -15,15 +15,12 @@ class PodSource(Protocol):
 
     def find(self, namespace: str, name: str) -> Object | None:
         """Return the pod of this name, or None. It is not a copy: do not change it."""
-        ...
 
     def pods(self) -> Iterable[Object]:
         """Return all pods of the node."""
-        ...
 
     async def wait_for_change(self, uid: str) -> None:
         """Wait until this pod's status changes, or the pod is gone.
 
         Level-triggered: callers check again after each return, so an extra return does no harm.
         """
-        ...

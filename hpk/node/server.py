@@ -226,7 +226,7 @@ class KubeletServer:
         pod = self._pods.find(where["namespace"], name)
         if pod is None:
             raise errors.NotFound(f'pod "{name}" does not exist')
-        if not logs.has_container(pod, container):
+        if logs.container_spec(pod, container) is None:
             raise errors.NotFound(f'container "{container}" not found in pod "{name}"')
         return pod
 

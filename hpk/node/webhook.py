@@ -14,4 +14,3 @@ class AdmissionReviewer(Protocol):
         self, kind: str, raw: Object, *, old: Object | None = None, part: str = ""
     ) -> tuple[str | None, list[str]]:
         """Return why the object must be rejected (None: it is allowed), and warnings for its creator."""
-        ...

@@ -19,6 +19,7 @@ from hpk import config, jobdir
 from hpk.controlplane import apiserver, layout, plane
 from hpk.kube import client
 from hpk.node import auth, host, lease, node, nodestatus, server
+from hpk.slurm import model
 from tests.fakes import pods as fakes
 from tests.fakes import sessions
 
@@ -31,19 +32,7 @@ REPOSITORY = Path(__file__).parents[2]
 NODE = "/api/v1/nodes/hpk"
 ENTRY = b"2026-01-01T00:00:00.000000000Z stdout F %b\n"
 NOT_READY = "node.kubernetes.io/not-ready"
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What Slurm has."""
-
-    cpus: int = 1000
-    memory_bytes: int = 64 << 30
-
-    @property
-    def gres(self) -> dict[str, int]:
-        """Two GPUs."""
-        return {"gpu": 2}
+CAPACITY = model.ClusterCapacity(cpus=1000, memory_bytes=64 << 30, gres={"gpu": 2}, nodes={}, partitions={})
 
 
 @dataclass
@@ -128,7 +117,7 @@ async def _world(state: Path, binaries: dict[str, str]) -> AsyncIterator[World]:
                 max_pods=1000,
                 taints=({"key": "example.com/only", "effect": "PreferNoSchedule"},),
             )
-            controller = node.NodeController(kubelet, facts, lambda: nodestatus.NodeObservation(capacity=Cluster()))
+            controller = node.NodeController(kubelet, facts, lambda: nodestatus.NodeObservation(capacity=CAPACITY))
             api = server.KubeletServer(
                 pods,
                 state=settings.directory,

@@ -28,7 +28,7 @@ class Stream:
     def __init__(self, connection: Connection, number: int, headers: Mapping[str, str]) -> None:
         self.number, self.headers = number, headers
         self.inbox = wire.Inbox(connection.carrier)
-        self.on_reset: Callable[[], None] = _nothing
+        self.on_reset: Callable[[], None] = lambda: None
         self.is_open = True
         """Whether we may still send."""
         self.is_heard = True
@@ -58,10 +58,6 @@ class Stream:
             self.inbox.drop()
             self._connection.carrier.send_now(spdy.reset(self.number, status))
             self._connection.tidy(self)
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 class Connection:

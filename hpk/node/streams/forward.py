@@ -28,14 +28,6 @@ TO_PORT, FROM_PORT = 0, 1
 """The channels of a session."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForwardedPod:
-    """The pod whose ports are forwarded."""
-
-    name: str
-    uid: str
-
-
 class End(Protocol):
     """The client's end of one forwarded connection."""
 
@@ -54,13 +46,13 @@ class End(Protocol):
 class Forwarder:
     """The forwarded connections of one client, each carried by a task."""
 
-    def __init__(self, opener: sessions.SessionOpener, pod: ForwardedPod) -> None:
-        self._opener, self._pod = opener, pod
+    def __init__(self, opener: sessions.SessionOpener, *, pod: str, uid: str) -> None:
+        self._opener, self._pod, self._uid = opener, pod, uid
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, end: End, *, port: int, is_given_up: asyncio.Event) -> asyncio.Task[None]:
         """Start a task that carries one connection until the event is set."""
-        task = asyncio.create_task(self._carry(end, port, is_given_up), name=f"forward {self._pod.uid} {port}")
+        task = asyncio.create_task(self._carry(end, port, is_given_up), name=f"forward {self._uid} {port}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -76,15 +68,15 @@ class Forwarder:
         except errors.HpkError as problem:
             error = str(problem)
         except Exception:
-            LOG.exception("Cannot forward a connection", pod=self._pod.name, uid=self._pod.uid, port=port)
+            LOG.exception("Cannot forward a connection", pod=self._pod, uid=self._uid, port=port)
             error = "the kubelet failed; its log says why"
         finally:
-            told = f"error forwarding port {port} to pod {self._pod.name}, uid {self._pod.uid}: {error}"
+            told = f"error forwarding port {port} to pod {self._pod}, uid {self._uid}: {error}"
             end.finish(told if error and not is_given_up.is_set() else "")
 
     async def _carried(self, end: End, port: int, is_given_up: asyncio.Event) -> str:
         """Open the session and carry it. Return the error, or an empty string."""
-        session = await self._opener.open(self._pod.uid, sessions.Forward(port=port))
+        session = await self._opener.open(self._uid, sessions.Forward(port=port))
         outward = asyncio.create_task(_from_port(end, session))
         inward = asyncio.create_task(_to_port(end, session))
         left = asyncio.create_task(is_given_up.wait())

@@ -245,7 +245,6 @@ class Sizes:
         self._inbox = inbox
         self._found: collections.deque[tuple[int, int]] = collections.deque()
         self._rest = b""
-        self._json = json.JSONDecoder()
 
     async def first(self) -> tuple[int, int] | None:
         """Return the first size if it arrives in time: clients that know it send it at once.
@@ -278,7 +277,7 @@ class Sizes:
         if len(text) > MOST_SIZE_BYTES:
             return None
         try:
-            found = self._json.decode(text.decode())
+            found = json.loads(text.decode())
         except (ValueError, RecursionError):
             return None
         width, height = (found.get("Width"), found.get("Height")) if isinstance(found, dict) else (None, None)

@@ -93,8 +93,7 @@ class Streams:
             ports = handshake.ports(request.query) if is_numbered else ()
         except handshake.HandshakeRefused as error:
             return _refusal(error)
-        of = forward.ForwardedPod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
-        forwarder = forward.Forwarder(self._opener, of)
+        forwarder = forward.Forwarder(self._opener, pod=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
         client: forward.SpdyForward | forward.WebSocketForward
         if is_numbered:
             client = forward.WebSocketForward(forwarder, agreed, ports)
@@ -182,7 +181,7 @@ def _agree(request: web.Request, *, spdy: tuple[str, ...], websocket: tuple[str,
 
 def _running_container(pod: Object, name: str) -> str:
     """Return the name if the container is running, else raise handshake.HandshakeRefused."""
-    if not logs.has_container(pod, name):
+    if logs.container_spec(pod, name) is None:
         raise handshake.HandshakeRefused(f'container not found ("{name}")', code=404)
     state = (logs.container_status(pod, name) or {}).get("state") or {}
     if "running" not in state:
@@ -192,9 +191,7 @@ def _running_container(pod: Object, name: str) -> str:
 
 def _has_terminal(pod: Object, name: str) -> bool:
     """Return whether the container has a terminal, regardless of what an attaching client assumes."""
-    spec = pod["spec"]
-    kinds = ("containers", "initContainers", "ephemeralContainers")
-    return any(one["name"] == name and bool(one.get("tty")) for kind in kinds for one in spec.get(kind) or [])
+    return bool((logs.container_spec(pod, name) or {}).get("tty"))
 
 
 def _refusal(error: handshake.HandshakeRefused) -> web.Response:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpk import errors
 from hpk.images import store
-from hpk.node import imagefs, nodestatus, pressure
+from hpk.node import imagefs, pressure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ async def test_room_is_made_only_where_images_lack_it(tmp_path: Path, monkeypatc
     one = imagefs.ImageFs(made, directory=tmp_path / "images", others=[tmp_path / "state"], knows_pods=known)
     await one.look()
     assert (one.images, one.pressure, made.wanted) == (
-        (nodestatus.ContainerImage(names=("a:1",), size_bytes=5),),
+        (store.CachedImage(names=("a:1",), size_bytes=5),),
         "full",
         [],
     )

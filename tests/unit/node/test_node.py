@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from hpk import errors
+from hpk.images import store
 from hpk.node import host, node, nodestatus
+from hpk.slurm import model
 from tests.fakes import kube
 
 PATH = "/api/v1/nodes/hpk"
 STATUS = f"{PATH}/status"
 
 
-@dataclass(frozen=True)
-class Cluster:
+def capacity(
+    *, cpus: int = 1000, memory_bytes: int = 64 << 30, gres: dict[str, int] | None = None
+) -> model.ClusterCapacity:
     """What hpk.slurm says the cluster has."""
-
-    cpus: int = 1000
-    memory_bytes: int = 64 << 30
-    gres: dict[str, int] = field(default_factory=dict)
+    return model.ClusterCapacity(cpus=cpus, memory_bytes=memory_bytes, gres=gres or {}, nodes={}, partitions={})
 
 
 class Clock:
@@ -41,7 +41,7 @@ class World:
     def __init__(self) -> None:
         self.kube = kube.FakeKube()
         self.clock = Clock()
-        self.seen = nodestatus.NodeObservation(capacity=Cluster())
+        self.seen = nodestatus.NodeObservation(capacity=capacity())
         self.facts = nodestatus.NodeFacts(
             name="hpk",
             host=host.Host(
@@ -73,7 +73,7 @@ async def world() -> World:
 
 async def test_creates_the_node_with_all_a_kubelet_says(world: World) -> None:
     """A new node carries labels, capacity, conditions, addresses, versions and the kubelet's port."""
-    world.seen = replace(world.seen, capacity=Cluster(gres={"gpu": 4, "shard": 9}))
+    world.seen = replace(world.seen, capacity=capacity(gres={"gpu": 4, "shard": 9}))
     await world.controller.sync()
     made = world.kube.peek(PATH)
     assert made["metadata"]["labels"]["kubernetes.io/hostname"] == "hpk"
@@ -125,7 +125,7 @@ async def test_foreign_keys_survive(world: World) -> None:
     stored["status"]["conditions"].append({"type": "Custom", "status": "True"})
     stored["spec"]["taints"] = [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
     world.kube.put(PATH, stored)
-    world.seen = replace(world.seen, capacity=Cluster(cpus=7))
+    world.seen = replace(world.seen, capacity=capacity(cpus=7))
     await world.controller.sync()
     after = world.kube.peek(PATH)
     assert after["status"]["capacity"]["cpu"] == "7"
@@ -169,9 +169,9 @@ async def test_an_address_that_changed_replaces_the_old_one(world: World) -> Non
 
 async def test_gpus_that_are_gone_become_zero(world: World) -> None:
     """A resource that we offered once is withdrawn; one that was never ours is not touched."""
-    world.seen = replace(world.seen, capacity=Cluster(gres={"gpu": 2}))
+    world.seen = replace(world.seen, capacity=capacity(gres={"gpu": 2}))
     await world.controller.sync()
-    world.seen = replace(world.seen, capacity=Cluster())
+    world.seen = replace(world.seen, capacity=capacity())
     await world.controller.sync()
     assert world.kube.peek(PATH)["status"]["capacity"]["nvidia.com/gpu"] == "0"
     await world.controller.sync()
@@ -233,7 +233,7 @@ async def test_a_node_that_exists_is_reconciled(world: World) -> None:
 async def test_a_node_recreated_under_our_hands_is_a_failure_to_retry(world: World) -> None:
     """Between GET and PATCH the node may go; the next look repairs."""
     await world.controller.sync()
-    world.seen = replace(world.seen, capacity=Cluster(cpus=1))
+    world.seen = replace(world.seen, capacity=capacity(cpus=1))
     world.kube.fail(errors.NotFound("gone"), verb="patch")
     with pytest.raises(errors.ApiUnavailable):
         await world.controller.sync()
@@ -248,7 +248,7 @@ async def test_run_outlives_outages(world: World) -> None:
     world.kube.fail(errors.Rejected("forbidden: RBAC is not ready"))
     task = asyncio.create_task(world.controller.run())
     await world.controller.registered.wait()
-    world.seen = replace(world.seen, capacity=Cluster(cpus=3))
+    world.seen = replace(world.seen, capacity=capacity(cpus=3))
     patched = asyncio.Event()
     original = world.kube.patch
 
@@ -266,9 +266,7 @@ async def test_run_outlives_outages(world: World) -> None:
 
 async def test_images_are_the_fifty_largest(world: World) -> None:
     """More would bloat the object that every watcher of nodes receives."""
-    images = tuple(
-        nodestatus.ContainerImage(names=tuple(f"r/{n}:{t}" for t in range(9)), size_bytes=n) for n in range(60)
-    )
+    images = tuple(store.CachedImage(names=tuple(f"r/{n}:{t}" for t in range(9)), size_bytes=n) for n in range(60))
     world.seen = replace(world.seen, images=images)
     await world.controller.sync()
     published = world.kube.peek(PATH)["status"]["images"]
