@@ -38,15 +38,9 @@ _KINDS: Final = {
 }
 _LATEST: Final = (1 << 32) - 1
 """Seconds; squashfs has 32 bits for them."""
-_EXTENSIONS: Final = frozenset(
-    (
-        tarfile.XHDTYPE,
-        tarfile.XGLTYPE,
-        tarfile.SOLARIS_XHDTYPE,
-        tarfile.GNUTYPE_LONGNAME,
-        tarfile.GNUTYPE_LONGLINK,
-    )
-)
+_EXTENSIONS: Final = frozenset({
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
+})  # fmt: skip
 """Headers with a content that tarfile reads into memory."""
 
 # Public names of tarfile that its type stubs lack.

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from hpk import errors
 from hpk.images import credentials, responses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     import aiohttp
 
@@ -36,18 +36,11 @@ class Access:
         return self.reference.name, self.login
 
 
-class Send(Protocol):
-    """Makes a request, like :meth:`aiohttp.ClientSession.request`."""
-
-    async def __call__(self, method: str, url: str, **options: Any) -> aiohttp.ClientResponse:
-        """Return the response, whatever its status."""
-        ...
-
-
 class RegistryAuthorizer:
     """Makes authenticated requests; remembers each user's answer to a repository's challenge."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Callable[..., Awaitable[aiohttp.ClientResponse]]) -> None:
+        """Keep the function that makes a request, with the parameters of :meth:`aiohttp.ClientSession.request`."""
         self._send = send
         self._known: dict[tuple[str, credentials.Credentials | None], str] = {}
 

@@ -94,16 +94,6 @@ def check_layers(sizes: Sequence[int], bounds: Bounds = DEFAULT) -> None:
         raise TooMuch(f"the image's layers take {_mebibytes(sum(sizes))} (at most {_mebibytes(bounds.content_bytes)})")
 
 
-def too_much_memory(bounds: Bounds) -> str:
-    """Return the message for a conversion that ran out of memory."""
-    return f"the image cannot be converted with {_mebibytes(bounds.memory_bytes)} of memory"
-
-
-def too_much_time(bounds: Bounds) -> str:
-    """Return the message for a converter that the kernel ended for its CPU time."""
-    return f"the image cannot be converted within {bounds.cpu_seconds} s of CPU time"
-
-
 def confine(bounds: Bounds) -> None:
     """Limit this process and its children; keep limits that are lower already.
 

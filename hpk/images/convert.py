@@ -8,7 +8,7 @@ capabilities. (``sqfstar`` is the same program, but 4.5 misreads the compressor'
 The request is one JSON object on standard input, the response one on standard output::
 
     {"layers": ["/…/0", "/…/1"], "output": "/…/image.sqfs"}
-    {"files": 3120, "bytes": 73400320, "seconds": 1.2}    or    {"error": "…", "is_images_fault": true}
+    {"bytes": 73400320}    or    {"error": "…", "is_images_fault": true}
 
 A separate process, because it computes for seconds and holds the whole tree of names: it neither blocks the kubelet's
 event loop nor grows its memory. :mod:`hpk.images.bounds` limits what an image may use.
@@ -24,9 +24,8 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from hpk.images import archive, bounds, layers
 
@@ -52,17 +51,9 @@ class CannotConvertError(Exception):
     """The machine lacks space or a tool. The text is for the user."""
 
 
-class Conversion(NamedTuple):
-    """The result of a conversion; ``size_bytes`` is the squashfs file's."""
-
-    files: int
-    size_bytes: int
-    seconds: float
-
-
 def convert(
     layer_files: Sequence[str], *, output: str, has_one_owner: bool = False, allowed: bounds.Bounds = bounds.DEFAULT
-) -> Conversion:
+) -> None:
     """Write the squashfs file of the layers, the lowest first.
 
     With ``has_one_owner`` root owns all files, for pods with a single id: a file of an id that the user namespace
@@ -72,7 +63,6 @@ def convert(
         layers.BadLayer: A layer is damaged, breaks the format's rules, or exceeds a bound.
         CannotConvertError: A tool is missing, or the file cannot be written; no output is left behind.
     """
-    started = time.monotonic()
     count = bounds.Count(allowed)
     tree = layers.Tree(most_nodes=allowed.members)
     for file in layer_files:
@@ -80,21 +70,17 @@ def convert(
     tree.add_mount_points()
     try:
         with _mksquashfs(output, root=tree.root.entry) as sink:
-            files = _write(tree, layer_files=layer_files, sink=sink)
-        size_bytes = Path(output).stat().st_size
+            _write(tree, layer_files=layer_files, sink=sink)
     except BaseException:
         Path(output).unlink(missing_ok=True)
         raise
-    return Conversion(files=files, size_bytes=size_bytes, seconds=time.monotonic() - started)
 
 
-def _write(tree: layers.Tree, *, layer_files: Sequence[str], sink: IO[bytes]) -> int:
+def _write(tree: layers.Tree, *, layer_files: Sequence[str], sink: IO[bytes]) -> None:
     """Write the tree as a tar stream: first entries without content, then contents in the order of the layers."""
     contents: list[dict[int, layers.Inode]] = [{} for _ in layer_files]
     names: dict[int, list[str]] = {}
-    files = 0
     for name, node in tree.walk():
-        files += 1
         entry = node.entry
         if node.children is None:
             others = names.setdefault(id(node), [])
@@ -111,7 +97,6 @@ def _write(tree: layers.Tree, *, layer_files: Sequence[str], sink: IO[bytes]) ->
         for other in others:
             sink.write(_hard_link(other, target=first))
     sink.write(bytes(2 * tarfile.BLOCKSIZE))
-    return files
 
 
 def _write_contents(
@@ -210,18 +195,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(NICENESS)
     os.umask(0o077)
-    allowed = bounds.DEFAULT
-    bounds.confine(allowed)
+    bounds.confine(bounds.DEFAULT)
     request = json.load(sys.stdin)
     answer: dict[str, Any]
     try:
-        has_one_owner = request.get("has_one_owner", False)
-        result = convert(request["layers"], output=request["output"], has_one_owner=has_one_owner)
-        answer = {"files": result.files, "bytes": result.size_bytes, "seconds": result.seconds}
+        convert(request["layers"], output=request["output"], has_one_owner=request.get("has_one_owner", False))
+        answer = {"bytes": Path(request["output"]).stat().st_size}
     except layers.BadLayer as error:
         answer = {"error": str(error), "is_images_fault": True}
     except MemoryError:
-        answer = {"error": bounds.too_much_memory(allowed), "is_images_fault": True}
+        why = f"the image cannot be converted with {bounds.DEFAULT.memory_bytes >> 20} MiB of memory"
+        answer = {"error": why, "is_images_fault": True}
     except (CannotConvertError, archive.ToolMissing, OSError) as error:
         answer = {"error": str(error), "is_images_fault": False}
     json.dump(answer, sys.stdout)

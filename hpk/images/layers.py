@@ -129,7 +129,9 @@ class Tree:
             return
         # The link's target is looked up before the name is touched: the two may be the same.
         target = self._target(entry) if entry.kind == "hardlink" else None
-        siblings = _children(self._parent(parts))
+        parent = self._directory(parts[:-1], make=True)
+        assert parent is not None
+        siblings = _children(parent)
         existing = siblings.get(parts[-1])
         if entry.kind == "directory" and existing is not None and existing.children is not None:
             existing.entry, existing.layer = entry, self._layer
@@ -152,11 +154,6 @@ class Tree:
             what = "a directory" if node else "nothing"
             raise BadLayer(f"hard link {entry.name!r} points to {what}: {entry.link!r}")
         return node
-
-    def _parent(self, parts: list[str]) -> Inode:
-        directory = self._directory(parts[:-1], make=True)
-        assert directory is not None
-        return directory
 
     def _directory(self, parts: list[str], *, make: bool) -> Inode | None:
         """Return the directory at a path, following links within the root; if it is missing, make it or return None."""

@@ -6,12 +6,12 @@ Formats: https://github.com/opencontainers/image-spec and Docker's image manifes
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from hpk import errors
+from hpk.images import reference
 
 _DOCKER: Final = "application/vnd.docker.distribution.manifest"
 _OCI: Final = "application/vnd.oci.image"
@@ -20,8 +20,6 @@ ACCEPT: Final = ", ".join(
 )
 LARGEST_DOCUMENT: Final = 8 << 20
 """Most bytes of a manifest or a config; containerd's limit."""
-
-_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +44,6 @@ class Index:
     """Several images under one name, each with its platform (``os``, ``architecture``, ``variant``)."""
 
     manifests: tuple[tuple[Descriptor, Mapping[str, Any]], ...]
-
-
-def is_digest(text: str) -> bool:
-    """Return whether text is a digest of a supported algorithm."""
-    return _DIGEST.fullmatch(text) is not None
 
 
 def read(body: bytes, *, media_type: str) -> Manifest | Index:
@@ -95,7 +88,7 @@ def choose(index: Index, *, architecture: str) -> Descriptor:
 
 def _descriptor(entry: Mapping[str, Any]) -> Descriptor:
     digest, size = entry["digest"], entry["size"]
-    if not isinstance(digest, str) or not is_digest(digest):
+    if not isinstance(digest, str) or not reference.is_digest(digest):
         raise ValueError(f"not a digest: {digest!r}")
     if not isinstance(size, int) or size < 0:
         raise ValueError(f"not a size: {size!r}")

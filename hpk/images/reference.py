@@ -90,7 +90,7 @@ def parse(text: str) -> Reference | SifPath:
     if len(found["repository"]) > _LONGEST_NAME:
         raise _refused(text, f"repository name must not be more than {_LONGEST_NAME} characters")
     digest = found["digest"] or ""
-    if digest and not _DIGEST.fullmatch(digest):
+    if digest and not is_digest(digest):
         raise _refused(text, _why_not_a_digest(digest))
     tag = found["tag"] or ("" if digest else DEFAULT_TAG)
     return Reference(registry=found["registry"], repository=found["repository"], tag=tag, digest=digest)
@@ -104,6 +104,11 @@ def default_policy(text: str) -> str:
     """
     wanted = parse(text)
     return "Always" if isinstance(wanted, Reference) and wanted.tag == DEFAULT_TAG else "IfNotPresent"
+
+
+def is_digest(text: str) -> bool:
+    """Return whether text is a digest of a supported algorithm."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -20,13 +20,11 @@ import aiohttp
 import hpk
 from hpk import errors
 from hpk.aio import backoff
-from hpk.images import authorization, image, manifest, responses
+from hpk.images import authorization, image, manifest, reference, responses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
     from pathlib import Path
-
-    from hpk.images import reference
 
 ATTEMPTS: Final = 5
 LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -73,14 +71,14 @@ class Registry:
         with responses.told(f'failed to resolve reference "{wanted}"'):
             async with self._get(url, access=access, method="HEAD", accept=manifest.ACCEPT) as response:
                 digest = response.headers.get("Docker-Content-Digest", "")
-                if response.status == 200 and manifest.is_digest(digest):  # noqa: PLR2004 - OK
+                if response.status == 200 and reference.is_digest(digest):  # noqa: PLR2004 - OK
                     return digest
             # A HEAD gives no reason, and some registries no digest: request the document itself.
             async with self._get(url, access=access, accept=manifest.ACCEPT) as response:
                 await responses.check(response, wanted=wanted)
                 body = await responses.whole(response, limit=manifest.LARGEST_DOCUMENT)
                 digest = response.headers.get("Docker-Content-Digest", "")
-                return digest if manifest.is_digest(digest) else f"sha256:{hashlib.sha256(body).hexdigest()}"
+                return digest if reference.is_digest(digest) else f"sha256:{hashlib.sha256(body).hexdigest()}"
 
     async def fetch_manifest(self, access: authorization.Access, *, digest: str) -> tuple[str, manifest.Manifest]:
         """Return the digest and the manifest for this machine; an index that lists it has another digest.
@@ -159,11 +157,8 @@ class Registry:
     ) -> None:
         headers = {"Range": f"bytes={sink.size}-"} if sink.size else {}
         async with self._get(url, access=access, headers=headers) as response:
-            if response.status == 206 and response.headers.get("Content-Range", "").startswith(  # noqa: PLR2004
-                f"bytes {sink.size}-"
-            ):
-                pass
-            else:
+            sent = response.headers.get("Content-Range", "")
+            if response.status != 206 or not sent.startswith(f"bytes {sink.size}-"):  # noqa: PLR2004 - Partial Content
                 await responses.check(response, wanted=access.reference)
                 await asyncio.to_thread(sink.restart)
             held = bytearray()

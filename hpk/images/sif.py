@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 ENTRYPOINT: Final = ("/.singularity.d/actions/exec", "/.singularity.d/runscript")
 
 _HEADER: Final = struct.Struct("<32s10s3s3s16s8q")
-_DESCRIPTOR: Final = struct.Struct("<i?3I7q128s384s")
+_DESCRIPTOR: Final = struct.Struct("<i?12x2q40x128s384s")
+"""Without the object's number, group and link, its padded size, its times and its owner."""
 _PARTITION: Final = struct.Struct("<ii3s")
 _MAGIC: Final = b"SIF_MAGIC\0"
 _SQUASHFS_MAGIC: Final = b"hsqs"
@@ -41,19 +42,9 @@ _SQUASHFS: Final = 1
 _PRIMARY: Final = 2
 _FILE_SYSTEMS: Final = {2: "ext3", 3: "an archive", 4: "raw data", 5: "encrypted", 6: "encrypted"}
 _ARCHITECTURES: Final = {
-    b"01": "386",
-    b"02": "amd64",
-    b"03": "arm",
-    b"04": "arm64",
-    b"05": "ppc64",
-    b"06": "ppc64le",
-    b"07": "mips",
-    b"08": "mipsle",
-    b"09": "mips64",
-    b"10": "mips64le",
-    b"11": "s390x",
-    b"12": "riscv64",
-}
+    b"01": "386", b"02": "amd64", b"03": "arm", b"04": "arm64", b"05": "ppc64", b"06": "ppc64le",
+    b"07": "mips", b"08": "mipsle", b"09": "mips64", b"10": "mips64le", b"11": "s390x", b"12": "riscv64",
+}  # fmt: skip
 _CHANGES: Final = re.compile(rb"^[ \t]*%(runscript|environment|post|setup|app\w+)\b", re.MULTILINE | re.IGNORECASE)
 """Sections of a definition file that make the image differ from its base."""
 _OCI_CONFIG: Final = b"oci-config.json"
@@ -80,16 +71,8 @@ class Sif:
 class _Descriptor(NamedTuple):
     kind: int
     used: bool
-    number: int
-    group: int
-    linked: int
     offset: int
     size: int
-    padded_size: int
-    created_at: int
-    modified_at: int
-    uid: int
-    gid: int
     name: bytes
     extra: bytes
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import json
 import os
 import signal
@@ -38,7 +39,7 @@ from hpk.images import credentials as docker_config
 from hpk.images import workspace as workspaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from hpk.images import manifest
 
@@ -252,10 +253,9 @@ class ImageStore:
             # Another name may have brought the same manifest; the registry has just granted access to it.
             stored = await asyncio.to_thread(self._cache.load, chosen, reference=name, digest=digest)
             if stored is None:
-                await self._fetching.join(
-                    chosen,
-                    start=lambda: self._fetch(access, chosen=chosen, layers=found.layers, config=config),
-                )
+                fetch = functools.partial(self._fetch, access, chosen=chosen, layers=found.layers, config=config)
+                wanted = _ROOM_FOR_EACH_BYTE * sum(layer.size for layer in found.layers)
+                await self._fetching.join(chosen, start=lambda: self._with_room(fetch, wanted_bytes=wanted))
             await asyncio.to_thread(self._cache.link, access.reference, digest=digest, manifest=chosen)
             stored = await asyncio.to_thread(self._cache.find, access.reference)
         except OSError as error:
@@ -263,6 +263,18 @@ class ImageStore:
         if stored is None:
             raise errors.Retryable(f"the converted image vanished from {self._directory}")
         return stored
+
+    async def _with_room(self, fetch: Callable[[], Awaitable[None]], *, wanted_bytes: int) -> None:
+        """Fetch an image; if the disk or the quota is full, remove unused images and try once more."""
+        async with self._pulls:
+            try:
+                await fetch()
+            except (_Full, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in FULL_ERRORS:
+                    raise
+                if self.collector is None or not await asyncio.to_thread(self.collector.make_room, wanted_bytes):
+                    raise
+                await fetch()
 
     async def _fetch(
         self,
@@ -272,26 +284,7 @@ class ImageStore:
         layers: Sequence[manifest.Descriptor],
         config: image.ImageConfig,
     ) -> None:
-        """Fetch and convert; if the disk or the quota is full, remove unused images and try once more."""
-        async with self._pulls:
-            try:
-                await self._fetch_once(access, chosen=chosen, layers=layers, config=config)
-            except (_Full, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in FULL_ERRORS:
-                    raise
-                wanted = _ROOM_FOR_EACH_BYTE * sum(layer.size for layer in layers)
-                if self.collector is None or not await asyncio.to_thread(self.collector.make_room, wanted):
-                    raise
-                await self._fetch_once(access, chosen=chosen, layers=layers, config=config)
-
-    async def _fetch_once(
-        self,
-        access: authorization.Access,
-        *,
-        chosen: str,
-        layers: Sequence[manifest.Descriptor],
-        config: image.ImageConfig,
-    ) -> None:
+        """Download the layers and convert them into the cache."""
         async with _in_thread(workspaces.made(self._directory)) as workspace:
             started = time.monotonic()
             files = {layer.digest: workspace / layer.digest.replace(":", "-") for layer in layers}
@@ -374,7 +367,8 @@ async def _convert(files: Sequence[str], *, output: str, has_one_owner: bool) ->
 
 def _without_answer(status: int | None, complaint: bytes) -> dict[str, Any]:
     if status == -signal.SIGXCPU:
-        return {"error": bounds.too_much_time(bounds.DEFAULT), "is_images_fault": True}
+        why = f"the image cannot be converted within {bounds.DEFAULT.cpu_seconds} s of CPU time"
+        return {"error": why, "is_images_fault": True}
     if status == -signal.SIGKILL:
         why = "the converter was killed: the control plane's job may be short of memory (hpk up --mem=4G)"
         return {"error": why, "is_images_fault": False}
