@@ -183,7 +183,7 @@ class _Inflated(io.RawIOBase):
                 self._inflate = zlib.decompressobj(wbits=31)
             compressed = held or self._raw.read(_CHUNK // 4)
             if not compressed:
-                raise EOFError("a gzip stream ends before its end")
+                raise EOFError("a gzip stream is truncated")
             plain = self._inflate.decompress(compressed, len(buffer))
             if plain:
                 buffer[: len(plain)] = plain

@@ -71,7 +71,7 @@ class RegistryAuthorizer:
         if scheme.lower() != "bearer" or not realm.startswith(("http://", "https://")):
             return ""
         if known and url.startswith("https://") and not realm.startswith("https://"):
-            raise errors.ImageRefused(f"failed to authorize: {realm} would take the password over plain HTTP")
+            raise errors.ImageRefused(f"failed to authorize: {realm} would receive the password over plain HTTP")
         scope = parameters.get("scope") or f"repository:{access.reference.repository}:pull"
         fields = {"scope": scope} | ({"service": parameters["service"]} if "service" in parameters else {})
         if known and known.identity_token:

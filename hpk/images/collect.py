@@ -171,7 +171,7 @@ class Collector:
         used = sum(image.size_bytes for image in images) - sum(image.size_bytes for image in gone)
         if used * 100 >= self.policy.capacity_bytes * self.policy.high_percent:
             LOG.warning(
-                "Images take more than they should, and all that are left are in use, pulled by hand or new",
+                "Images take more space than allowed, and all that are left are in use, pulled by hand or too young",
                 bytes=used,
                 high_bytes=self.policy.capacity_bytes * self.policy.high_percent // 100,
                 instead="hpk prune, or raise images_gib",

@@ -185,7 +185,7 @@ def _mksquashfs(output: str, *, root: layers.Entry) -> Iterator[IO[bytes]]:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
     if status == -signal.SIGXCPU:
-        raise bounds.TooMuch("mksquashfs took more CPU time than a conversion may")
+        raise bounds.TooMuch("mksquashfs exceeded a conversion's limit of CPU time")
     if status != 0 or is_broken:
         raise CannotConvertError(f"mksquashfs cannot write the image: {said or f'exit status {status}'}")
 

@@ -94,7 +94,7 @@ class Registry:
                 if isinstance(found, manifest.Manifest):
                     return digest, found
                 digest = manifest.choose(found, architecture=machine).digest
-            raise errors.ImageRefused("its index leads to more indexes and to no manifest")
+            raise errors.ImageRefused("its index refers to more indexes and to no manifest")
 
     async def fetch_config(self, access: authorization.Access, *, descriptor: manifest.Descriptor) -> image.ImageConfig:
         """Return the image's config.

@@ -92,7 +92,7 @@ def compare(digest: str, body: bytes) -> None:
 
 def lied(digest: str, actual: str) -> errors.ImageRefused:
     """Return the error for content with a digest other than the one requested."""
-    return errors.ImageRefused(f"the registry is damaged or lies: asked for {digest}, it sent {actual}")
+    return errors.ImageRefused(f"the registry sent content with the wrong digest: {actual} instead of {digest}")
 
 
 def retry_after(text: str) -> float | None:

@@ -158,6 +158,6 @@ def _config(file: IO[bytes], found: list[_Descriptor], *, architecture: str) -> 
 
 def _data(file: IO[bytes], descriptor: _Descriptor) -> bytes:
     if descriptor.size > _LARGEST_OBJECT:
-        raise ValueError(f"its {descriptor.name.rstrip(bytes(1)).decode(errors='replace')} is too big")
+        raise ValueError(f"its {descriptor.name.rstrip(bytes(1)).decode(errors='replace')} is too large")
     file.seek(descriptor.offset)
     return file.read(descriptor.size)

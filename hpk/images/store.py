@@ -301,7 +301,7 @@ class ImageStore:
                 raise self._cannot_convert(answer)
             await asyncio.to_thread(self._cache.add, chosen, converted=output, config=config)
             LOG.info(
-                "image converted",
+                "Converted an image",
                 image=str(access.reference),
                 digest=chosen,
                 download_seconds=round(downloaded - started, 3),

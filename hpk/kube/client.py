@@ -64,7 +64,7 @@ class Kube:
         except (kube_config.ConfigException, OSError) as error:
             raise errors.Fatal(f"Cannot use the kubeconfig {path}: {error}") from error
         except (ValueError, TypeError, AttributeError, KeyError) as error:  # the library's errors for invalid content
-            raise errors.Fatal(f"Cannot use the kubeconfig {path}: it is no kubeconfig: {error!r}") from error
+            raise errors.Fatal(f"Cannot use the kubeconfig {path}: it is not a kubeconfig: {error!r}") from error
         configuration.host = server or configuration.host
         return cls(configuration)
 
@@ -123,7 +123,7 @@ class Kube:
                     raise _error(int(status.get("code", 500)), line, method="WATCH", path=path)
                 yield event
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError) as error:
-            raise errors.ApiUnavailable(f"Cannot go on watching {path}: {error!r}") from error
+            raise errors.ApiUnavailable(f"Cannot continue to watch {path}: {error!r}") from error
         finally:
             response.close()
 
@@ -147,7 +147,7 @@ class Kube:
         try:
             decoded: Object = msgspec.json.decode(data)
         except msgspec.DecodeError as error:
-            raise errors.ApiUnavailable(f"Cannot {method} {path}: the answer is not JSON") from error
+            raise errors.ApiUnavailable(f"Cannot {method} {path}: the response is not JSON") from error
         return decoded
 
     async def _send(

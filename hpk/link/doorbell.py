@@ -3,7 +3,7 @@
 A connection with TLS and gRPC costs an agent 150 ms of CPU, most of it imports: three times what a short pod's own
 program may need. A pod that ends in its first second does without. The content is in the file; a datagram only says
 when to read it. Each is authenticated with a key of the pod, which its plan holds (keyed BLAKE2b, RFC 7693); any other
-is ignored. If one is lost or blocked, the agent dials after a moment, as that of every longer pod does.
+is ignored. If one is lost or blocked, the agent dials after a moment, as it does for every pod that runs longer.
 """
 
 from __future__ import annotations

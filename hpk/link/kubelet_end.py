@@ -78,7 +78,7 @@ class KubeletSessions:
         try:
             stream = await self._ready_stream(uid)
             if not stream.put(link_pb2.KubeletMessage(open=wire.open_message(name, request))):
-                raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: its agent does not listen")
+                raise errors.AgentUnavailable(f"Cannot open a session in pod {uid}: its agent does not read")
             async with asyncio.timeout(ANSWER_SECONDS):
                 session = await answer
         except TimeoutError:
@@ -147,7 +147,7 @@ class KubeletSessions:
         owner, answer = self._waiting.get(name, ("", None))
         if answer is None or answer.done() or owner != uid:
             # It may have come too late.
-            await context.abort(grpc.StatusCode.NOT_FOUND, "nobody asked for this session")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this session was not requested")
             raise AssertionError("abort does not return")
         stream = self._streams.get(uid)
         session = KubeletSession(context, abandon=lambda: _abandon(stream, name))

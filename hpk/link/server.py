@@ -133,7 +133,7 @@ class LinkServer:
                 f"the pod's agent is of version {version}, from before {what}; recreate the pod"
             )
         if not stream.put(link_pb2.KubeletMessage(start=link_pb2.Start(json=_json(plan)))):
-            raise errors.AgentUnavailable("the pod's agent does not listen")
+            raise errors.AgentUnavailable("the pod's agent does not read")
 
     def renew(self, uid: str, volumes: list[records.Volume]) -> bool:
         """Tell a pod's agent to replace the files of volumes; return whether it is connected and recent enough."""
@@ -190,8 +190,8 @@ class LinkServer:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello")
             raise AssertionError("abort does not return")
         if [first.hello.uid.encode()] != list(names):
-            log.warning("Cannot accept an agent: its certificate is of another pod", uid=first.hello.uid)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the certificate is of another pod")
+            log.warning("Cannot accept an agent: its certificate belongs to another pod", uid=first.hello.uid)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the certificate belongs to another pod")
         return first.hello
 
     async def _listen(

@@ -86,4 +86,4 @@ class Addresses:
             number = 2 + (first + step) % usable
             if number not in self._taken:
                 return number
-        raise errors.Retryable(f"Cannot give the pod an address: all of {self._network} are taken (HPK_POD_CIDR)")
+        raise errors.Retryable(f"Cannot give the pod an address: all of {self._network} are in use (HPK_POD_CIDR)")

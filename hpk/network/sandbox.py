@@ -181,7 +181,7 @@ def choose(wanted: str, site: Mapping[str, Any]) -> str:
     if wanted == "auto":
         return next((mode for mode, missing in lacks.items() if not missing), "host")
     if missing := lacks.get(wanted):
-        raise errors.Fatal(f"Cannot use network '{wanted}' here: {'; '.join(missing)} (HPK_NETWORK=host works without)")
+        raise errors.Fatal(f"Cannot use network '{wanted}' here: {'; '.join(missing)} (HPK_NETWORK=host needs none)")
     return wanted
 
 
@@ -207,7 +207,7 @@ def missing_for_overlay(site: Mapping[str, Any]) -> list[str]:
     """Return what this host lacks for network mode ``overlay``, in a user's words."""
     tests = {
         "Apptainer is not on PATH": bool(site.get("apptainer")),
-        "users may not make namespaces (user.max_user_namespaces is 0)": bool(site.get("user_namespaces")),
-        "/dev/net/tun is not there for users": bool(site.get("tun")),
+        "users cannot create namespaces (user.max_user_namespaces is 0)": bool(site.get("user_namespaces")),
+        "users cannot open /dev/net/tun": bool(site.get("tun")),
     }
     return [text for text, is_there in tests.items() if not is_there]

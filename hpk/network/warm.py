@@ -73,7 +73,7 @@ def _found(root: Path, pattern: str) -> list[Path]:
 def _make(place: Path) -> None:
     jobdir.make_directory(str(place))
     if os.statvfs(place).f_flag & os.ST_NOEXEC:
-        raise OSError(errno.EACCES, "no program may be run there", str(place))
+        raise OSError(errno.EACCES, "programs cannot be run there (noexec)", str(place))
 
 
 def _copy(source: Path, target: Path, changed_at: int) -> None:
@@ -88,7 +88,7 @@ def _copy(source: Path, target: Path, changed_at: int) -> None:
         temporary.chmod(0o700)
         os.utime(temporary, ns=(changed_at, changed_at))
         if temporary.stat().st_mtime_ns != changed_at:  # no job would use it, and each start would copy it again
-            raise OSError(errno.ENOTSUP, "a file's time of change cannot be set exactly there", str(temporary))
+            raise OSError(errno.ENOTSUP, "a file's mtime cannot be set exactly there", str(temporary))
         temporary.rename(target)
     finally:
         temporary.unlink(missing_ok=True)

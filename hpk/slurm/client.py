@@ -231,9 +231,7 @@ def _check_read(result: runner.CommandResult, command: str, found: Sized) -> Non
     """
     if not found and result.text.strip():
         said = parse.messages(result.text)[:200]
-        raise errors.SlurmUnavailable(
-            f"Cannot ask Slurm ({command}): it printed something else than asked for: {said!r}"
-        )
+        raise errors.SlurmUnavailable(f"Cannot ask Slurm ({command}): it printed something unexpected: {said!r}")
 
 
 def _is_answer(result: runner.CommandResult) -> bool:

@@ -91,7 +91,7 @@ class JobReader:
         """
         *whole, rest = text.split(RECORD + mark)
         if UNIT in rest:
-            raise ValueError(f"not all of it is an answer to this question: {rest[:80]!r}")
+            raise ValueError(f"part of it is no answer to this query: {rest[:80]!r}")
         known, self._known = self._known, {}
         found = {}
         for record in whole:

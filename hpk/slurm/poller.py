@@ -179,7 +179,7 @@ class Poller:
         except Exception as error:  # noqa: BLE001 - text of a kind that no Slurm has printed yet must not end the kubelet
             unavailable = error if isinstance(error, errors.SlurmUnavailable) else errors.SlurmUnavailable(repr(error))
             pause = self._failed(unavailable)
-            log.warning("Cannot ask Slurm about the jobs: it did not answer", error=str(error), pause_seconds=pause)
+            log.warning("Cannot query Slurm for the jobs, will try again", error=str(error), pause_seconds=pause)
         else:
             self.error = None
             self._backoff.succeeded()

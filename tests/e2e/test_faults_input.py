@@ -146,8 +146,8 @@ def test_a_command_that_does_not_exist_says_which(space: conftest.Namespace) -> 
     [
         ("image-missing", r"not found"),
         ("registry-down", rf"Failed to pull image .*{DOWN}.*(?i:connect|refused)"),
-        ("registry-lies", r"Failed to pull image .*damaged or lies: asked for sha256:"),
-        ("registry-swaps", r"Failed to pull image .*damaged or lies: asked for sha256:"),
+        ("registry-lies", r"Failed to pull image .*wrong digest: sha256:"),
+        ("registry-swaps", r"Failed to pull image .*wrong digest: sha256:"),
         ("registry-unnamed", r"Failed to pull image .*HPK_INSECURE_REGISTRIES"),
     ],
 )

@@ -45,7 +45,7 @@ class Socket:
                         self.leave()
                         return
         except websocket.WebSocketError as error:
-            LOG.warning("Hanging up on a client that does not speak WebSocket", error=str(error))
+            LOG.warning("Closing the connection of a client that violates WebSocket", error=str(error))
             self.leave(error.code)
 
     def say_goodbye(self, code: int = websocket.NORMAL) -> None:

@@ -84,7 +84,7 @@ class Connection:
             for frame in self._decoder.feed(data):
                 self._take(frame)
         except spdy.SpdyError as error:
-            LOG.warning("Hanging up on a client that does not speak SPDY", error=str(error))
+            LOG.warning("Closing the connection of a client that violates SPDY", error=str(error))
             self.leave(status=spdy.PROTOCOL_ERROR)
 
     def leave(self, *, status: int = 0) -> None:

@@ -69,7 +69,7 @@ class Forwarder:
             error = str(problem)
         except Exception:
             LOG.exception("Cannot forward a connection", pod=self._pod, uid=self._uid, port=port)
-            error = "the kubelet failed; its log says why"
+            error = "internal error of the kubelet; see its log"
         finally:
             told = f"error forwarding port {port} to pod {self._pod}, uid {self._uid}: {error}"
             end.finish(told if error and not is_given_up.is_set() else "")
@@ -129,7 +129,7 @@ class SpdyForward:
         kind, text = stream.headers.get("streamtype", ""), stream.headers.get("port", "")
         port = handshake.port(text)
         if kind not in ("error", "data") or port is None:
-            LOG.info("Cannot forward: a stream's type or port is wrong", kind=kind[:20], port=text[:20])
+            LOG.info("Cannot forward: a stream's type or port is invalid", kind=kind[:20], port=text[:20])
             return False
         # The oldest clients send no request ID: the streams of a pair follow each other.
         number = stream.number if kind == "error" else stream.number - 2
@@ -152,7 +152,7 @@ class SpdyForward:
 
     def _give_up(self, key: str) -> None:
         half = self._halves.pop(key)
-        LOG.info("Cannot forward: one of two streams did not come in time", kind=half.kind)
+        LOG.info("Cannot forward: one of two streams did not arrive in time", kind=half.kind)
         half.stream.reset()
 
 

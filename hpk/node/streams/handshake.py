@@ -116,7 +116,7 @@ def ports(query: MultiMapping[str]) -> tuple[int, ...]:
     if not values:
         raise HandshakeRefused('query parameter "port" is required')
     if len(values) > MOST_PORTS:
-        raise HandshakeRefused(f"Cannot forward {len(values)} ports over one connection: {MOST_PORTS} are the most")
+        raise HandshakeRefused(f"Cannot forward {len(values)} ports over one connection: at most {MOST_PORTS}")
     found = tuple(port(value) for value in values)
     if None in found:
         raise HandshakeRefused(f'unable to parse "{",".join(values)}" as ports: each must be 1 to {LARGEST_PORT}')

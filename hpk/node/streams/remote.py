@@ -79,7 +79,7 @@ class SpdyClient:
             async with asyncio.timeout(STREAMS_SECONDS):
                 await self._are_there.wait()
         except TimeoutError:
-            LOG.warning("Hanging up on a client that does not open its streams", missing=sorted(self._missing))
+            LOG.warning("Closing a connection: the client did not open its streams", missing=sorted(self._missing))
             return False
         return True
 
@@ -190,7 +190,7 @@ async def serve(
         client.end(status.failed(str(error), doing=doing))
     except Exception:
         LOG.exception("Cannot carry a session", uid=uid, container=request.container)
-        client.end(status.failed("the kubelet failed; its log says why", doing=doing))
+        client.end(status.failed("internal error of the kubelet; see its log", doing=doing))
 
 
 async def _carried(

@@ -1,9 +1,9 @@
 """SPDY/3.1 as Kubernetes speaks it: conversion between bytes and frames. Pure.
 
-There is no flow control: Kubernetes' peer neither sends nor honours WINDOW_UPDATE, so only TCP limits the rate. A
+There is no flow control: Kubernetes' client neither sends nor honours WINDOW_UPDATE, so only TCP limits the rate. A
 decoder holds at most a frame's head, a control frame's payload and zlib's window; data frames of up to 16 MiB are
 passed on in the pieces in which they arrive.
-Source: the SPDY/3.1 draft, and its only relevant peer, moby/spdystream 0.5.
+Source: the SPDY/3.1 draft, and its only relevant implementation, moby/spdystream 0.5.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class _Kind:
 
 
 class SpdyError(errors.Rejected):
-    """The peer violates SPDY/3.1; nothing that follows can be understood."""
+    """The client violates SPDY/3.1; nothing that follows can be understood."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """SYN_STREAM: the peer opens a stream."""
+    """SYN_STREAM: the client opens a stream."""
 
     stream: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """RST_STREAM: the peer resets both directions of a stream."""
+    """RST_STREAM: the client resets both directions of a stream."""
 
     stream: int
     status: int
@@ -99,14 +99,14 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class PingFrame:
-    """PING, to be answered with the same number if the peer sent it (odd)."""
+    """PING, to be answered with the same number if the client sent it (odd)."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class GoAway:
-    """GOAWAY: the peer opens no more streams."""
+    """GOAWAY: the client opens no more streams."""
 
     last_stream: int
 
@@ -204,7 +204,7 @@ class FrameDecoder:
             raise SpdyError("Cannot inflate headers: they are too long, or end the stream")
         (count,) = struct.unpack_from(">I", plain)
         if count > MOST_HEADERS:
-            raise SpdyError(f"Cannot take {count} headers")
+            raise SpdyError(f"Cannot read {count} headers: at most {MOST_HEADERS} are allowed")
         found: dict[str, str] = {}
         at = 4
         for _ in range(count):

@@ -33,7 +33,7 @@ _KEY_BYTES = 16
 
 
 class WebSocketError(errors.Rejected):
-    """The peer violates RFC 6455, or sends what we do not support; nothing that follows can be understood.
+    """The client violates RFC 6455, or sends what we do not support; nothing that follows can be understood.
 
     Attributes:
         code: The close frame's status code.
@@ -157,14 +157,14 @@ class MessageDecoder:
             raise WebSocketError("Cannot read a client's frame that is not masked")
         if opcode >= _CLOSE:
             if not first & _FIN or second & ~_MASKED > 125 or opcode > _PONG:  # noqa: PLR2004 - the RFC's number
-                raise WebSocketError("Cannot read a control frame that is long, in parts, or unknown")
+                raise WebSocketError("Cannot read a control frame that is too long, fragmented, or of an unknown kind")
         elif opcode > _BINARY or (opcode == _CONTINUATION) != self._is_in_message:
-            raise WebSocketError("Cannot read a frame out of its order, or of an unknown kind")
+            raise WebSocketError("Cannot read a frame that is out of order or of an unknown kind")
 
     def _begin(self, first: int, length: int, events: list[Event]) -> None:
         """Process a complete frame head."""
         if length >> 63:
-            raise WebSocketError("Cannot read a frame of such a length")
+            raise WebSocketError("Cannot read a frame whose length has the highest bit set")
         opcode, self._mask = first & 0x0F, bytes(self._partial[-_MASK_BYTES:])
         if opcode >= _CLOSE:
             self._opcode, self._left, self._is_in_control = opcode, length, True

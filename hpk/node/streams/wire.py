@@ -131,7 +131,7 @@ class Wire(asyncio.Protocol):
         self._write(data)
         unsent = self._transport.get_write_buffer_size() if self._transport else 0
         if unsent > MOST_UNSENT_BYTES + MOST_UNASKED_BYTES and not self._is_closing:
-            LOG.warning("Cutting off a client that asks and never reads", unsent=unsent)
+            LOG.warning("Disconnecting a client that sends requests and does not read the answers", unsent=unsent)
             self.abort()
 
     def _write(self, data: bytes) -> None:
@@ -172,7 +172,7 @@ class Wire(asyncio.Protocol):
         """Wait until the client has hung up, and hang up after so many seconds."""
         await asyncio.wait({self.lost}, timeout=seconds)
         if not self.lost.done():
-            LOG.info("Hanging up on a client that does not", after_seconds=seconds)
+            LOG.info("Closing a connection that the client did not close", after_seconds=seconds)
             self.abort()
 
     def _look_after(self) -> None:
@@ -181,7 +181,7 @@ class Wire(asyncio.Protocol):
             return
         self._look = self._loop.call_later(LOOK_SECONDS, self._look_after)
         if self._loop.time() - self._active_at > IDLE_SECONDS:
-            LOG.info("Hanging up: nothing was sent for long", seconds=IDLE_SECONDS)
+            LOG.info("Closing an idle connection", seconds=IDLE_SECONDS)
             self.abort()
         elif self._is_paused and _has_hung_up(self._transport.get_extra_info("socket")):
             self.abort()

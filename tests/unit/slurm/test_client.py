@@ -129,7 +129,7 @@ async def test_no_answer_is_an_error(reply: runner.CommandResult | Exception) ->
 
 async def test_an_answer_that_nobody_asked_for_is_no_empty_cluster() -> None:
     """A wrapper of the site's that prints something else says nothing of what there is; no output at all does."""
-    with pytest.raises(errors.SlurmUnavailable, match="something else than asked for: 'PARTITION AVAIL'"):
+    with pytest.raises(errors.SlurmUnavailable, match="something unexpected: 'PARTITION AVAIL'"):
         await client.Slurm(fake.Conversation(("sinfo", "PARTITION AVAIL\n"))).capacity()
     assert await client.Slurm(fake.Conversation(("squeue", ""))).jobs() == {}
 
