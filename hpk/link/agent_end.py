@@ -165,6 +165,6 @@ class AgentSessions:
             return await self._serve(request, session)
         except Gone:
             raise
-        except Exception as error:  # noqa: BLE001 - a session's fault must not be the pod's
+        except Exception as error:  # noqa: BLE001 - a failed session must not end the pod
             traceback.print_exc(file=sys.stdout)  # the job's output is the log
             return sessions.Ended(error=f"the pod's agent failed: {error}", reason="InternalError")

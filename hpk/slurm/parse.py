@@ -91,7 +91,7 @@ class JobReader:
         """
         *whole, rest = text.split(RECORD + mark)
         if UNIT in rest:
-            raise ValueError(f"part of it is no answer to this query: {rest[:80]!r}")
+            raise ValueError(f"part of it does not answer this query: {rest[:80]!r}")
         known, self._known = self._known, {}
         found = {}
         for record in whole:
