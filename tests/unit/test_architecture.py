@@ -18,7 +18,7 @@ REFERENCE = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:/\w+)+(?:\.\w+)
 
 A path that leaves out the room, such as ``boot/claim``, is found too, and leads nowhere.
 """
-LOWEST = {"aiotasks", "errors", "jobdir", "missing", "records"}
+LOWEST = {"aiotasks", "crilog", "errors", "jobdir", "missing", "records"}
 
 
 def fault(reference: str) -> str:
