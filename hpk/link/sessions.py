@@ -16,34 +16,32 @@ CHUNK = 512 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exec:
+class _Streams:
+    container: str
+    stdin: bool = False
+    stdout: bool = True
+    stderr: bool = True
+    tty: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exec(_Streams):
     """A program in a running container, with the same view as the container's own process.
 
     With ``tty`` standard error comes on channel 1, and ``stderr`` is ignored. ``size`` is the terminal's columns and
     lines, if known before the program starts: a resize would come too late for a program that asks at once.
     """
 
-    container: str
     argv: tuple[str, ...]
-    stdin: bool = False
-    stdout: bool = True
-    stderr: bool = True
-    tty: bool = False
     size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attach:
+class Attach(_Streams):
     """The container's own process: its output from now on, and its standard input if the plan gives it one.
 
     ``tty`` must equal the container specification's.
     """
-
-    container: str
-    stdin: bool = False
-    stdout: bool = True
-    stderr: bool = True
-    tty: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,26 +112,12 @@ def request(message: link_pb2.Open) -> sessions.Request | None:
     """Return the request in a message; None if its kind is newer than this program."""
     kind = message.WhichOneof("kind")
     if kind == "exec":
-        argv = tuple(word.decode("utf-8", "surrogateescape") for word in message.exec.argv)
-        container, streams = message.exec.container, message.exec.streams
-        return sessions.Exec(
-            container=container,
-            argv=argv,
-            stdin=streams.stdin,
-            stdout=streams.stdout,
-            stderr=streams.stderr,
-            tty=streams.tty,
-            size=(message.exec.size.width, message.exec.size.height) if message.exec.HasField("size") else None,
-        )
+        asked = message.exec
+        argv = tuple(word.decode("utf-8", "surrogateescape") for word in asked.argv)
+        size = (asked.size.width, asked.size.height) if asked.HasField("size") else None
+        return sessions.Exec(container=asked.container, argv=argv, size=size, **_flags(asked.streams))
     if kind == "attach":
-        container, streams = message.attach.container, message.attach.streams
-        return sessions.Attach(
-            container=container,
-            stdin=streams.stdin,
-            stdout=streams.stdout,
-            stderr=streams.stderr,
-            tty=streams.tty,
-        )
+        return sessions.Attach(container=message.attach.container, **_flags(message.attach.streams))
     if kind == "forward":
         return sessions.Forward(port=message.forward.port)
     return None
@@ -168,4 +154,8 @@ def event(message: sessions.Data | link_pb2.FromAgent) -> sessions.Event | None:
 
 
 def _streams(request: sessions.Exec | sessions.Attach) -> link_pb2.Streams:
-    return link_pb2.Streams(stdin=request.stdin, stdout=request.stdout, stderr=request.stderr, tty=request.tty)
+    return link_pb2.Streams(**_flags(request))
+
+
+def _flags(streams: sessions.Exec | sessions.Attach | link_pb2.Streams) -> dict[str, bool]:
+    return {name: getattr(streams, name) for name in ("stdin", "stdout", "stderr", "tty")}

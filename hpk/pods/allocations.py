@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class AllocationPhase(enum.Enum):
+class Phase(enum.Enum):
     """The phase of an allocation, as far as Slurm has reported it."""
 
     UNKNOWN = "unknown"
@@ -66,7 +66,7 @@ class AllocationState:
         nodes: Where it ran, as Slurm's host list.
     """
 
-    phase: Phase = AllocationPhase.UNKNOWN
+    phase: Phase = Phase.UNKNOWN
     cause: Cause | None = None
     is_ending: bool = False
     state: str = ""
@@ -78,7 +78,7 @@ class AllocationState:
     @property
     def is_over(self) -> bool:
         """Whether Slurm has released it."""
-        return self.phase in {AllocationPhase.ENDED, AllocationPhase.GONE}
+        return self.phase in {Phase.ENDED, Phase.GONE}
 
 
 class Allocator(Protocol):

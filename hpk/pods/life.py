@@ -165,7 +165,7 @@ class Observation:
     @property
     def is_queued(self) -> bool:
         """Whether, according to Slurm, the pod has no node yet."""
-        return self.allocation is None or self.allocation.phase is allocations.AllocationPhase.QUEUED
+        return self.allocation is None or self.allocation.phase is allocations.Phase.QUEUED
 
 
 def decide(seen: Observation) -> Decision:
@@ -223,7 +223,7 @@ def why_end(seen: Observation) -> str:
     """
     if seen.allocation is None:
         return ""
-    if seen.allocation.phase is allocations.AllocationPhase.ENDED and seen.is_connected and not seen.is_finished:
+    if seen.allocation.phase is allocations.Phase.ENDED and seen.is_connected and not seen.is_finished:
         return "Signalled"
     if seen.is_deleted:
         return "Deleted"
@@ -247,13 +247,13 @@ def is_over(seen: Observation) -> bool:
         return is_own or state.is_over or (seen.finished_for or 0.0) > longest
     if not seen.is_explained:
         return False
-    if state.phase is allocations.AllocationPhase.ENDED:
+    if state.phase is allocations.Phase.ENDED:
         if not seen.has_started and seen.report is None:
             return True  # it was cancelled in the queue, so no agent will report
         # A connected agent may take its time.
         patience = seen.grace_seconds + END_MARGIN_SECONDS if seen.is_connected else LAST_WORD_SECONDS
         return seen.ended_for is not None and seen.ended_for >= patience
-    return state.phase is allocations.AllocationPhase.GONE and seen.off_line_for >= LINK_SILENCE_SECONDS
+    return state.phase is allocations.Phase.GONE and seen.off_line_for >= LINK_SILENCE_SECONDS
 
 
 def look_again(seen: Observation) -> float | None:
@@ -265,7 +265,7 @@ def look_again(seen: Observation) -> float | None:
     waits = [seen.deadline_left] if seen.deadline_left else []
     if seen.allocation is not None:
         is_over = seen.allocation.is_over
-        is_ended = seen.is_finished or seen.allocation.phase is allocations.AllocationPhase.ENDED
+        is_ended = seen.is_finished or seen.allocation.phase is allocations.Phase.ENDED
         if is_ended or (is_over and not seen.is_connected):
             waits.append(SOON_SECONDS)
         elif is_over or not seen.is_connected:

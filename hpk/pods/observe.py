@@ -120,7 +120,7 @@ class Observer:
         self._follow()
         if is_connected:
             self._off_line_since = now
-        if is_connected or (state is not None and state.phase is allocations.AllocationPhase.STARTED):
+        if is_connected or (state is not None and state.phase is allocations.Phase.STARTED):
             self._has_started = True
         if self._finished_at is None and self._is_finished():
             self._finished_at = now

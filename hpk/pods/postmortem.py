@@ -85,9 +85,9 @@ class Inquiry:
 
     def doubt(self, allocation: allocations.Allocation) -> bool:
         """Return whether Slurm lists the job again after an incomplete answer, and forget that it is gone."""
-        if self.words is None or self.words.state.phase is not allocations.AllocationPhase.GONE:
+        if self.words is None or self.words.state.phase is not allocations.Phase.GONE:
             return False
-        if self._allocator.observe(allocation).phase is allocations.AllocationPhase.GONE:
+        if self._allocator.observe(allocation).phase is allocations.Phase.GONE:
             return False
         self.words, self._patient_until, self._due_at = None, None, -math.inf
         return True

@@ -318,7 +318,7 @@ def _why(facts: StatusInputs, phase: str) -> tuple[str, str]:
         return "DeadlineExceeded", ended["message"]
     if phase == "Failed" and (told := job_failure(facts)):
         return told
-    if phase == "Pending" and state and state.phase is allocations.AllocationPhase.QUEUED:
+    if phase == "Pending" and state and state.phase is allocations.Phase.QUEUED:
         why = f": {state.reason}" if state.reason and state.reason != "None" else ""
         return "", f"Slurm job {facts.job_id} is {state.state or 'PENDING'}{why}"
     return "", ""
@@ -370,7 +370,7 @@ def _how_evicted(ended: records.EndCause, state: allocations.AllocationState | N
     """Return what happened to a job that Slurm still holds although its agent had to end; empty if unknown."""
     if ended["reason"] == "TimeLimit":
         return "reached its time limit"
-    is_queued = state is not None and state.phase is allocations.AllocationPhase.QUEUED
+    is_queued = state is not None and state.phase is allocations.Phase.QUEUED
     return "was requeued; a pod runs only once" if ended["reason"] == "Signalled" and is_queued else ""
 
 

@@ -148,9 +148,9 @@ class JobPerPod:
         """Return the state from the poller's newest answer."""
         sighting = self._sighting(allocation)
         if sighting is None:
-            return allocations.AllocationState(phase=allocations.AllocationPhase.UNKNOWN)
+            return allocations.AllocationState(phase=allocations.Phase.UNKNOWN)
         if sighting.job is None:
-            return allocations.AllocationState(phase=allocations.AllocationPhase.GONE)
+            return allocations.AllocationState(phase=allocations.Phase.GONE)
         return state_of(sighting.job)
 
     def _sighting(self, allocation: allocations.Allocation) -> poller.Sighting | None:
@@ -216,7 +216,7 @@ def state_of(job: slurm_model.Job) -> allocations.AllocationState:
         )
     cause = CAUSES.get(job.state, allocations.Cause.FINISHED)
     return allocations.AllocationState(
-        phase=allocations.AllocationPhase.ENDED,
+        phase=allocations.Phase.ENDED,
         cause=cause,
         state=job.state.value,
         reason=job.reason,
@@ -226,11 +226,11 @@ def state_of(job: slurm_model.Job) -> allocations.AllocationState:
     )
 
 
-def _phase(state: slurm_model.JobState) -> allocations.AllocationPhase:
+def _phase(state: slurm_model.JobState) -> allocations.Phase:
     if state is slurm_model.JobState.UNKNOWN:
-        return allocations.AllocationPhase.UNKNOWN
+        return allocations.Phase.UNKNOWN
     is_queued = state.is_queued or state is slurm_model.JobState.CONFIGURING
-    return allocations.AllocationPhase.QUEUED if is_queued else allocations.AllocationPhase.STARTED
+    return allocations.Phase.QUEUED if is_queued else allocations.Phase.STARTED
 
 
 def _is_of(job: slurm_model.Job, allocation: allocations.Allocation) -> bool:

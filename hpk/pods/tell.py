@@ -35,11 +35,7 @@ class PodEvents:
                     count=event.get("count", 1),
                 )
         state = facts.allocation
-        if (
-            state
-            and state.phase is allocations.AllocationPhase.QUEUED
-            and state.reason not in {"", "None", self._queue}
-        ):
+        if state and state.phase is allocations.Phase.QUEUED and state.reason not in {"", "None", self._queue}:
             self._queue = state.reason
             message = f"Slurm job {facts.job_id} is {state.state}: {state.reason}"
             self._recorder.tell(pod, "Normal", "Queued", message)

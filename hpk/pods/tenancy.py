@@ -68,8 +68,8 @@ class Tenancy:
             return None
         state = self.words.state if self.words else self._s.allocator.observe(self.allocation)
         self.was_alive = self.was_alive or state.phase in {
-            allocations.AllocationPhase.QUEUED,
-            allocations.AllocationPhase.STARTED,
+            allocations.Phase.QUEUED,
+            allocations.Phase.STARTED,
         }
         return state
 

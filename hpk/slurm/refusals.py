@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 RATE_LIMIT = re.compile(r"rate limit|RPC limit", re.IGNORECASE)
-"""From slurmctld's rl_enable."""
+"""Texts of slurmctld's rate limit (rl_enable in slurm.conf)."""
 
 LASTING = re.compile(r"\b(?:Assoc|QOS)M(?:ax|in)(?!Submit|Jobs)\w+")
 """slurmctld names the limit beside "Job violates accounting/QOS policy". A limit on the number of jobs or on a group's

@@ -82,17 +82,17 @@ class FakeAllocator:
         self.submitted.append(uid)
         job_id = str(100 + len(self.submitted))
         self.jobs[job_id] = allocations.AllocationState(
-            phase=allocations.AllocationPhase.QUEUED, state="PENDING", reason="Priority"
+            phase=allocations.Phase.QUEUED, state="PENDING", reason="Priority"
         )
         return allocations.Allocation(job_id=job_id)
 
     async def release(self, allocation: allocations.Allocation, *, only_queued: bool = False) -> None:
-        if only_queued and self.jobs[allocation.job_id].phase is not allocations.AllocationPhase.QUEUED:
+        if only_queued and self.jobs[allocation.job_id].phase is not allocations.Phase.QUEUED:
             return
         self.released.append(allocation.job_id)
         self.say(
             allocation.job_id,
-            phase=allocations.AllocationPhase.ENDED,
+            phase=allocations.Phase.ENDED,
             cause=allocations.Cause.CANCELLED,
             state="CANCELLED",
         )

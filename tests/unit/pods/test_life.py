@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from hpk.pods import allocations, life
 from tests.unit.pods.test_worker import report
 
-QUEUED = allocations.AllocationState(phase=allocations.AllocationPhase.QUEUED, state="PENDING")
-STARTED = allocations.AllocationState(phase=allocations.AllocationPhase.STARTED, state="RUNNING")
-COMPLETING = allocations.AllocationState(phase=allocations.AllocationPhase.STARTED, is_ending=True, state="COMPLETING")
-ENDED = allocations.AllocationState(
-    phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED"
-)
-GONE = allocations.AllocationState(phase=allocations.AllocationPhase.GONE)
+QUEUED = allocations.AllocationState(phase=allocations.Phase.QUEUED, state="PENDING")
+STARTED = allocations.AllocationState(phase=allocations.Phase.STARTED, state="RUNNING")
+COMPLETING = allocations.AllocationState(phase=allocations.Phase.STARTED, is_ending=True, state="COMPLETING")
+ENDED = allocations.AllocationState(phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
+GONE = allocations.AllocationState(phase=allocations.Phase.GONE)
 UNKNOWN = allocations.AllocationState()
 RUNS = report("u", 1)
 FINISHED = report("u", 2, finished_at=2.0)

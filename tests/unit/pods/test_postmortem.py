@@ -24,7 +24,7 @@ def pod() -> v1.Pod:
 def said(exit_code: int, newest: Any, output: str = "") -> dict[str, Any]:
     """The status that follows from a job's exit code and output."""
     state = allocations.AllocationState(
-        phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED", exit_code=exit_code
+        phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED", exit_code=exit_code
     )
     words = postmortem.LastWords(state, postmortem.last_line(output), output)
     told = postmortem.report(pod(), words, newest, now=3.0) or newest

@@ -85,14 +85,14 @@ def condition(wanted: dict[str, Any], kind: str) -> tuple[str, str | None]:
     return next((c["status"], c["reason"]) for c in wanted["conditions"] if c["type"] == kind)
 
 
-def allocation(phase: allocations.AllocationPhase, **more: Any) -> allocations.AllocationState:
+def allocation(phase: allocations.Phase, **more: Any) -> allocations.AllocationState:
     """What Slurm says."""
     return allocations.AllocationState(phase=phase, **more)
 
 
 def test_a_queued_job_is_a_pending_pod_with_slurms_reason() -> None:
     """Running is said only of what runs; why it waits is in the message."""
-    wanted = made(pod(), allocation=allocation(allocations.AllocationPhase.QUEUED, state="PENDING", reason="Priority"))
+    wanted = made(pod(), allocation=allocation(allocations.Phase.QUEUED, state="PENDING", reason="Priority"))
     assert (wanted["phase"], wanted["message"]) == ("Pending", "Slurm job 7 is PENDING: Priority")
     assert wanted["containerStatuses"][0]["state"] == {"waiting": {"reason": "ContainerCreating"}}
     assert condition(wanted, "PodReadyToStartContainers")[0] == "False"
@@ -100,9 +100,7 @@ def test_a_queued_job_is_a_pending_pod_with_slurms_reason() -> None:
 
 def test_a_started_job_without_a_report_is_still_pending() -> None:
     """Slurm's RUNNING says that the script runs, not that a container does."""
-    assert (
-        made(pod(), allocation=allocation(allocations.AllocationPhase.STARTED, state="RUNNING"))["phase"] == "Pending"
-    )
+    assert made(pod(), allocation=allocation(allocations.Phase.STARTED, state="RUNNING"))["phase"] == "Pending"
 
 
 def test_a_running_container_makes_a_running_ready_pod() -> None:
@@ -132,7 +130,7 @@ def test_the_final_phase_is_the_containers_exit_codes(codes: tuple[int, int], ph
 def test_a_program_that_exits_0_on_a_time_limit_still_fails_the_pod() -> None:
     """What Slurm cut short has not succeeded, whatever its exit code."""
     told = report({"c": record("terminated")}, finished_at=T0, ended={"reason": "Signalled", "message": ""})
-    over = allocation(allocations.AllocationPhase.ENDED, cause=allocations.Cause.TIME_LIMIT, state="TIMEOUT")
+    over = allocation(allocations.Phase.ENDED, cause=allocations.Cause.TIME_LIMIT, state="TIMEOUT")
     wanted = made(pod(), report=told, allocation=over, is_over=True)
     assert (wanted["phase"], wanted["reason"]) == ("Failed", "Evicted")
     assert "time limit" in wanted["message"]
@@ -159,7 +157,7 @@ def test_a_job_that_ends_under_a_running_container_fails_the_pod_with_the_true_r
     cause: allocations.Cause, reason: str, word: str
 ) -> None:
     """The container is lost with 137, and reason and message say what Slurm said."""
-    over = allocation(allocations.AllocationPhase.ENDED, cause=cause, state="X")
+    over = allocation(allocations.Phase.ENDED, cause=cause, state="X")
     wanted = made(pod(policy="Always"), report=report({"c": record("running")}), allocation=over, is_over=True)
     assert (wanted["phase"], wanted["reason"]) == ("Failed", reason)
     assert word in wanted["message"]
@@ -180,7 +178,7 @@ def test_slurm_remembers_a_kill_for_memory_that_the_pod_survived(
     code: int, phase: str, reason: str | None, container: str
 ) -> None:
     """By cgroups a job is OUT_OF_MEMORY if the kernel has killed any of its processes: a child, an earlier run."""
-    out = allocation(allocations.AllocationPhase.ENDED, cause=allocations.Cause.OUT_OF_MEMORY, state="OUT_OF_MEMORY")
+    out = allocation(allocations.Phase.ENDED, cause=allocations.Cause.OUT_OF_MEMORY, state="OUT_OF_MEMORY")
     told = report({"c": record("terminated", code=code)}, finished_at=T0)
     wanted = made(pod(), report=told, allocation=out, is_over=True)
     ended_as = wanted["containerStatuses"][0]["state"]["terminated"]
@@ -217,14 +215,14 @@ def test_a_refused_pod_is_failed_with_its_reason() -> None:
 
 def test_a_pod_that_was_cancelled_in_the_queue_is_evicted_with_no_container() -> None:
     """What kubectl shows is the pod's own reason."""
-    over = allocation(allocations.AllocationPhase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
+    over = allocation(allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
     wanted = made(pod(), allocation=over, is_over=True)
     assert (wanted["phase"], wanted["reason"], wanted["containerStatuses"]) == ("Failed", "Evicted", None)
 
 
 def test_a_pod_whose_end_nobody_recorded_has_lost_its_containers() -> None:
     """They may have run: 137."""
-    over = allocation(allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED")
+    over = allocation(allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED")
     wanted = made(pod(), allocation=over, is_over=True)
     assert wanted["reason"] == "ContainerStatusUnknown"
     lost = wanted["containerStatuses"][0]["state"]["terminated"]
@@ -271,7 +269,7 @@ def test_a_terminal_phase_is_final() -> None:
 
 def test_what_has_run_is_not_pending_again() -> None:
     """A kubelet that restarts while the report cannot be read does not take Running back."""
-    unread = made(pod(), allocation=allocation(allocations.AllocationPhase.STARTED, state="RUNNING"))
+    unread = made(pod(), allocation=allocation(allocations.Phase.STARTED, state="RUNNING"))
     assert unread["phase"] == "Pending"
     assert not compare.may_follow({"phase": "Running"}, unread)
     assert compare.may_follow({"phase": "Pending"}, unread)
@@ -279,7 +277,7 @@ def test_what_has_run_is_not_pending_again() -> None:
 
 def test_a_pod_whose_job_was_requeued_says_so() -> None:
     """Its agent was told to end, and Slurm has the job in the queue again; one that only could not start is another."""
-    queued = allocation(allocations.AllocationPhase.QUEUED, state="PENDING", reason="BeginTime")
+    queued = allocation(allocations.Phase.QUEUED, state="PENDING", reason="BeginTime")
     for reason, message in (
         ("Signalled", "Slurm job 7 was requeued; a pod runs only once"),
         ("SetupFailed", "no disk"),
@@ -326,7 +324,7 @@ def test_a_pod_that_took_too_much_of_the_disk_says_so() -> None:
     told = report(
         {"c": record("terminated", code=137)}, finished_at=T0, ended={"reason": "Evicted", "message": "Usage of …"}
     )
-    wanted = made(pod(), report=told, allocation=allocation(allocations.AllocationPhase.STARTED), is_over=True)
+    wanted = made(pod(), report=told, allocation=allocation(allocations.Phase.STARTED), is_over=True)
     assert (wanted["phase"], wanted["reason"], wanted["message"]) == ("Failed", "Evicted", "Usage of …")
     assert "DisruptionTarget" not in {c["type"] for c in wanted["conditions"]}
 
@@ -365,7 +363,7 @@ def test_a_closed_gate_says_nothing_of_a_pod_whose_containers_are_not_ready() ->
 
 def test_all_containers_of_a_pod_with_init_containers_wait_as_initializing() -> None:
     """The first one too."""
-    wanted = made(pod(inits=("i", "j")), allocation=allocation(allocations.AllocationPhase.QUEUED))
+    wanted = made(pod(inits=("i", "j")), allocation=allocation(allocations.Phase.QUEUED))
     states = [s["state"] for s in (*wanted["initContainerStatuses"], *wanted["containerStatuses"])]
     assert states == [{"waiting": {"reason": "PodInitializing"}}] * 3
 
@@ -449,7 +447,7 @@ ENDS: list[tuple[dict[str, Any], str]] = [
 def test_a_job_without_a_record_ends_with_slurms_words(known: dict[str, Any], message: str) -> None:
     """Its exit code and reason, and what they mean: nobody knows signal 53 by heart."""
     state = allocations.AllocationState(
-        phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED", **known
+        phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED", **known
     )
     facts = status.StatusInputs(started_at=NOW, allocation=state, job_id="7", is_over=True, output="last line")
     made = status.status(pod(), facts, now=NOW)

@@ -186,7 +186,7 @@ async def test_a_job_whose_number_is_anothers_by_now_is_left_alone(state: jobdir
     await mine.ask_to_end(found)
     await polling.fresh()
     await mine.release(found)
-    assert mine.observe(found).phase is allocations.AllocationPhase.GONE
+    assert mine.observe(found).phase is allocations.Phase.GONE
     assert slurm.cancelled == []
     await background.end(asking)
 
@@ -235,12 +235,12 @@ async def test_a_number_given_out_twice_does_not_end_the_second_pod(state: jobdi
     mine = submit.JobPerPod(cast("Any", slurm), polling, state=state, on_change=lambda _uid: None)
     given = await mine.allocate(UID, script="#!/bin/sh")
     mine.watch(UID, given)
-    assert mine.observe(given).phase is allocations.AllocationPhase.UNKNOWN
+    assert mine.observe(given).phase is allocations.Phase.UNKNOWN
     assert await mine.recall(given) is None
     await mine.release(given)
     assert slurm.cancelled == ["17"]
     await polling.fresh()  # and still only the other one has the number
-    assert mine.observe(given).phase is allocations.AllocationPhase.GONE
+    assert mine.observe(given).phase is allocations.Phase.GONE
     await background.end(asking)
 
 
@@ -262,7 +262,7 @@ async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(st
     mine.forget(before)
     source.answer = []
     await polling.fresh()
-    assert mine.observe(given).phase is allocations.AllocationPhase.GONE
+    assert mine.observe(given).phase is allocations.Phase.GONE
     assert woken[-1] == UID
     await background.end(asking)
 
@@ -270,11 +270,11 @@ async def test_the_end_of_a_pod_leaves_another_s_job_of_the_same_number_alone(st
 @pytest.mark.parametrize(
     ("word", "phase", "is_ending"),
     [
-        ("COMPLETING", allocations.AllocationPhase.STARTED, True),
-        ("RUNNING", allocations.AllocationPhase.STARTED, False),
+        ("COMPLETING", allocations.Phase.STARTED, True),
+        ("RUNNING", allocations.Phase.STARTED, False),
     ],
 )
-def test_a_job_that_slurm_ends_is_known_as_such(word: str, phase: allocations.AllocationPhase, is_ending: bool) -> None:  # noqa: FBT001
+def test_a_job_that_slurm_ends_is_known_as_such(word: str, phase: allocations.Phase, is_ending: bool) -> None:  # noqa: FBT001
     """It has not ended, and Slurm has yet to say why."""
     state = submit.state_of(job("7", word))
     assert (state.phase, state.is_ending, state.is_over) == (phase, is_ending, False)

@@ -56,7 +56,7 @@ async def running(world: path.World, name: str = "p", **spec: Any) -> str:
     """A pod that runs, with its agent on the line; its UID."""
     uid = world.create(name, **spec)
     await world.until(lambda: uid in world.allocator.submitted)
-    world.allocator.say("101", phase=allocations.AllocationPhase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, state="RUNNING")
     await world.agents.connected(uid)
     await world.agents.took_report(uid, report(uid, 1))
     await world.until(lambda: world.status(name).get("phase") == "Running")
@@ -91,7 +91,7 @@ async def test_a_pod_deleted_as_its_job_starts_keeps_its_grace(world: path.World
     """The agent has not dialled yet: the job is not cancelled under it, and it is asked as soon as it has."""
     uid = world.create()
     await world.until(lambda: uid in world.allocator.submitted)
-    world.allocator.say("101", phase=allocations.AllocationPhase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, state="RUNNING")
     await world.until(lambda: "is PENDING" not in str(world.status().get("message")) and bool(world.status()))
     await world.delete(grace=9)
     await world.agents.connected(uid)
@@ -166,7 +166,7 @@ async def test_a_submission_whose_answer_was_lost_is_not_repeated(world: path.Wo
     uid = world.create()
     world.allocator.found[uid] = "101"
     world.allocator.jobs["101"] = allocations.AllocationState(
-        phase=allocations.AllocationPhase.QUEUED, state="PENDING", reason="Resources"
+        phase=allocations.Phase.QUEUED, state="PENDING", reason="Resources"
     )
     await world.until(lambda: "Slurm job 101" in str(world.status().get("message")))
     assert world.allocator.submitted == []
@@ -179,7 +179,7 @@ async def test_a_lost_submission_that_slurm_takes_up_late_is_not_repeated(world:
     await world.until(lambda: world.allocator.looked == [uid])
     world.allocator.found[uid] = "101"
     world.allocator.jobs["101"] = allocations.AllocationState(
-        phase=allocations.AllocationPhase.QUEUED, state="PENDING", reason="Resources"
+        phase=allocations.Phase.QUEUED, state="PENDING", reason="Resources"
     )
     await world.until(lambda: "Slurm job 101" in str(world.status().get("message")))
     assert world.allocator.submitted == []
@@ -237,9 +237,7 @@ async def test_a_cancelled_job_fails_the_pod_with_the_reason(world: path.World) 
     """What Slurm ended is Failed, whatever the restart policy, and is not run again; an event says so too."""
     uid = await running(world, restartPolicy="Always")
     await world.agents.disconnected(uid)
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
     assert "cancelled" in world.status()["message"]
@@ -251,7 +249,7 @@ async def test_no_event_blames_slurm_for_a_pod_that_is_deleted_in_the_queue(worl
     """Its job is cancelled, by us."""
     world.create()
     await world.until(lambda: world.allocator.submitted != [])
-    world.allocator.say("101", phase=allocations.AllocationPhase.QUEUED, state="PENDING")
+    world.allocator.say("101", phase=allocations.Phase.QUEUED, state="PENDING")
     await world.delete()
     await world.until(lambda: not world.exists())
     assert "Evicted" not in {event.reason for event in world.told()}
@@ -277,11 +275,11 @@ async def test_slurms_word_is_waited_for_by_our_own_watch(world: path.World, ske
 async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(world: path.World) -> None:
     """However long the site's epilog takes: only then Slurm says what it did."""
     uid = await running(world)
-    world.allocator.say("101", phase=allocations.AllocationPhase.STARTED, is_ending=True, state="COMPLETING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, is_ending=True, state="COMPLETING")
     await was_signalled(world, uid)
     await world.passes(life.COMPLETING_SECONDS / 2)
     assert world.status()["phase"] == "Running"
-    world.allocator.say("101", phase=allocations.AllocationPhase.QUEUED, state="PENDING", reason="BeginTime")
+    world.allocator.say("101", phase=allocations.Phase.QUEUED, state="PENDING", reason="BeginTime")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert "was requeued" in world.status()["message"]
 
@@ -290,7 +288,7 @@ async def test_a_job_that_slurm_is_still_ending_has_its_reason_from_slurm(world:
 async def test_slurm_is_not_waited_for_for_ever(world: path.World, how: str) -> None:
     """A job that is stuck in its end; nobody needs a reason for a pod that is deleted."""
     uid = await running(world)
-    world.allocator.say("101", phase=allocations.AllocationPhase.STARTED, is_ending=True, state="COMPLETING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, is_ending=True, state="COMPLETING")
     if how == "is deleted":
         await world.delete()
     await was_signalled(world, uid)
@@ -301,7 +299,7 @@ async def test_silence_of_slurm_changes_nothing(world: path.World) -> None:
     """UNKNOWN is not gone: a pod whose job Slurm does not speak of stays as it is."""
     uid = await running(world)
     await world.agents.disconnected(uid)
-    world.allocator.say("101", phase=allocations.AllocationPhase.UNKNOWN)
+    world.allocator.say("101", phase=allocations.Phase.UNKNOWN)
     await world.agents.connected(uid)
     await world.agents.took_report(uid, report(uid, 2, pod_ip="10.244.0.9"))
     await world.until(lambda: world.status()["podIP"] == "10.244.0.9")
@@ -343,9 +341,7 @@ async def test_a_pod_past_its_deadline_whose_agent_does_not_listen_fails_when_it
     await world.api.patch(f"{path.PODS}/p", {"spec": {"activeDeadlineSeconds": 1}})
     await world.until(lambda: len(cancelled) > 1)
     assert world.status()["phase"] == "Running"
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "DeadlineExceeded"
     assert "terminated" in world.status()["containerStatuses"][0]["state"]
@@ -404,9 +400,7 @@ async def test_finished_pods_leave_no_worker(world: path.World) -> None:
     """Memory does not grow with what is over."""
     uid = await running(world)
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: not world.pods._workers)
     assert world.agents.newest(uid) is None
 
@@ -432,9 +426,9 @@ async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(world: path.Wo
     uid = await running(world)
     await world.agents.disconnected(uid)
     world.allocator.accounted["101"] = allocations.AllocationState(
-        phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.NODE_FAILED, state="NODE_FAIL"
+        phase=allocations.Phase.ENDED, cause=allocations.Cause.NODE_FAILED, state="NODE_FAIL"
     )
-    world.allocator.say("101", phase=allocations.AllocationPhase.GONE)
+    world.allocator.say("101", phase=allocations.Phase.GONE)
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert "node failed" in world.status()["message"]
 
@@ -448,7 +442,7 @@ async def test_a_slurm_that_does_not_say_how_a_job_ended_is_asked_again(
     await world.agents.disconnected(uid)
     world.allocator.silent = silent
     ended: dict[str, Any] = {
-        "phase": allocations.AllocationPhase.ENDED,
+        "phase": allocations.Phase.ENDED,
         "cause": allocations.Cause.FINISHED,
         "state": "FAILED",
     }
@@ -461,7 +455,7 @@ async def test_a_slurm_that_does_not_say_how_a_job_ended_is_asked_again(
 async def test_one_answer_that_lacks_a_job_ends_no_pod(world: path.World) -> None:
     """Its agent is on the line: the pod runs, whatever Slurm has forgotten; and what Slurm says later counts."""
     uid = await running(world)
-    for phase in (allocations.AllocationPhase.GONE, allocations.AllocationPhase.STARTED):
+    for phase in (allocations.Phase.GONE, allocations.Phase.STARTED):
         world.allocator.say("101", phase=phase, state="RUNNING")
         await world.agents.took_report(uid, report(uid, 2, pod_ip=f"10.0.0.{len(phase.value)}"))
         await world.passes(life.LINK_SILENCE_SECONDS + 1)
@@ -469,9 +463,7 @@ async def test_one_answer_that_lacks_a_job_ends_no_pod(world: path.World) -> Non
     await world.agents.disconnected(uid)
     await world.passes(life.LINK_SILENCE_SECONDS + 1)
     assert world.status()["phase"] == "Running"
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
 
@@ -481,15 +473,13 @@ async def test_slurms_word_on_a_job_that_one_answer_lacked_counts(world: path.Wo
     uid = await running(world)
     await world.agents.disconnected(uid)
     one = world.pods._workers[uid]
-    world.allocator.say("101", phase=allocations.AllocationPhase.GONE)
+    world.allocator.say("101", phase=allocations.Phase.GONE)
     await world.until(lambda: one._observer._ended_at is not None)
-    world.allocator.say("101", phase=allocations.AllocationPhase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.STARTED, state="RUNNING")
     await world.until(lambda: one._observer._ended_at is None)
-    world.allocator.say("101", phase=allocations.AllocationPhase.GONE)
+    world.allocator.say("101", phase=allocations.Phase.GONE)
     await world.until(lambda: one._observer._ended_at is not None)
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.CANCELLED, state="CANCELLED")
     await world.until(lambda: world.status()["phase"] == "Failed")
     assert world.status()["reason"] == "Evicted"
 
@@ -501,9 +491,9 @@ async def test_slurm_is_asked_again_for_a_job_that_it_has_forgotten_though_its_a
     await running(world)
     world.allocator.silent = 1
     world.allocator.accounted["101"] = allocations.AllocationState(
-        phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.NODE_FAILED, state="NODE_FAIL"
+        phase=allocations.Phase.ENDED, cause=allocations.Cause.NODE_FAILED, state="NODE_FAIL"
     )
-    world.allocator.say("101", phase=allocations.AllocationPhase.GONE)
+    world.allocator.say("101", phase=allocations.Phase.GONE)
     await world.until(lambda: world.line.reasons == ["Signalled"])
 
 
@@ -521,10 +511,8 @@ async def test_what_a_job_printed_last_is_in_the_status(
     uid = world.create()
     await world.until(lambda: uid in world.allocator.submitted)
     jobdir.write_bytes(world.state.pod(uid).output, f"stages script=1\n{printed}\n\n".encode())
-    world.allocator.say("101", phase=allocations.AllocationPhase.STARTED, state="RUNNING")
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED")
     await world.until(lambda: world.status().get("phase") == "Failed")
     assert world.status()["reason"] == reason
     assert words in world.status()["message"]
@@ -535,7 +523,7 @@ async def test_an_exit_code_tells_how_a_pod_ended_where_its_home_was_full(world:
     uid = await running(world)
     await world.agents.disconnected(uid)
     told = {"state": "FAILED", "exit_code": records.UNRECORDED["Succeeded"]}
-    world.allocator.say("101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, **told)
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, **told)
     await world.until(lambda: world.status()["phase"] != "Running")
     assert world.status()["phase"] == "Succeeded"
 
@@ -553,7 +541,7 @@ async def test_of_two_jobs_that_one_is_followed_which_runs_the_pod(world: path.W
     uid = world.create()
     await world.until(lambda: uid in world.allocator.submitted)
     world.allocator.claims[uid] = "100"
-    world.allocator.say("100", phase=allocations.AllocationPhase.STARTED, state="RUNNING")
+    world.allocator.say("100", phase=allocations.Phase.STARTED, state="RUNNING")
     await world.agents.connected(uid)
     await world.agents.took_report(uid, report(uid, 1, job_id="100"))
     await world.until(lambda: world.status().get("phase") == "Running" and world.allocator.released == ["101"])
@@ -566,10 +554,8 @@ async def test_a_job_that_left_the_pod_to_another_is_not_its_end(world: path.Wor
     uid = world.create()
     await world.until(lambda: uid in world.allocator.submitted)
     world.allocator.claims[uid] = "100"
-    world.allocator.say("100", phase=allocations.AllocationPhase.STARTED, state="RUNNING")
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED"
-    )
+    world.allocator.say("100", phase=allocations.Phase.STARTED, state="RUNNING")
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: "100" in world.allocator._watches)
     await world.agents.took_report(uid, report(uid, 1, state="terminated", finished_at=2.0, job_id="100"))
     await world.until(lambda: world.status()["phase"] == "Succeeded")
@@ -578,9 +564,7 @@ async def test_a_job_that_left_the_pod_to_another_is_not_its_end(world: path.Wor
 async def test_a_pod_that_outlives_its_job_is_ended_before_it_is_failed(world: path.World) -> None:
     """A node's slurmd died: Slurm gives the job up, but its processes run on, and a replacement would run beside."""
     uid = await running(world)
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.NODE_FAILED, state="NODE_FAIL"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.NODE_FAILED, state="NODE_FAIL")
     await world.until(lambda: world.line.reasons == ["Signalled"])
     assert world.status()["phase"] == "Running"
     ended = {"reason": "Signalled", "message": ""}
@@ -630,9 +614,7 @@ async def test_at_a_limit_each_end_of_a_job_prepares_one_pod(world: path.World) 
         job_id = str(101 + done)
         over = report(uid, 2, state="terminated", finished_at=2.0, job_id=job_id)
         await world.agents.took_report(uid, over)
-        world.allocator.say(
-            job_id, phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED"
-        )
+        world.allocator.say(job_id, phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
         await world.until(lambda done=done: len(world.allocator.submitted) == done + 6)  # type: ignore[misc]
     assert sorted(world.allocator.submitted) == sorted(uids)
     assert (len(world.preparer.prepared) - before, world.allocator.refused) == (35, 1)
@@ -644,9 +626,7 @@ async def test_the_deletion_of_finished_pods_gives_nobody_a_place(world: path.Wo
     world.gate._pauses["limits"] = backoff.BackoffPolicy(first_seconds=3600.0, cap_seconds=3600.0)
     uid = await running(world, "done")
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: not world.pods._workers)
     world.allocator.found[uid] = "101"
     world.allocator.limit = 1
@@ -672,9 +652,7 @@ async def test_the_end_of_a_job_that_an_earlier_kubelet_submitted_gives_a_place(
     held = world.create("new")
     await world.until(lambda: world.gate_holds(held))
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: world.allocator.submitted == [uid, held])
 
 
@@ -701,9 +679,7 @@ async def test_a_pod_deleted_at_its_turn_leaves_the_place_to_the_next(world: pat
     await world.used.submissions.acquire()
     over = report(uid, 2, state="terminated", finished_at=2.0)
     await world.agents.took_report(uid, over)
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: world.preparer.prepared.count("p1") == 2)
     first, known = world.pod("p1").metadata.uid, world.pods.informer.objects
     await world.delete("p1")
@@ -827,9 +803,7 @@ async def test_a_finished_pod_s_secrets_leave_the_home(world: path.World) -> Non
     half.write_text("as a kubelet leaves it that is killed while it writes")
     await world.agents.took_report(uid, report(uid, 2, state="terminated", finished_at=2.0))
     await world.until(lambda: world.status()["phase"] == "Succeeded")
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: not plan.exists() and not half.exists())
     await world.until(script.exists)
 
@@ -846,9 +820,7 @@ async def test_an_agents_last_word_has_its_time_though_slurm_is_slow_to_answer(
         jobdir.write_json(world.state.pod(uid).report, report(uid, 2, state="terminated", finished_at=2.0))
 
     monkeypatch.setattr(world.allocator, "recall", recall)
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="COMPLETED")
     await world.until(lambda: world.status()["phase"] != "Running")
     assert world.status()["phase"] == "Succeeded"
 
@@ -869,9 +841,7 @@ async def test_a_deadline_that_passed_unseen_is_not_the_reason_of_an_earlier_end
     uid = world.create(activeDeadlineSeconds=60)
     await world.passes(100)
     jobdir.write_json(world.state.pod(uid).report, report(uid, 2, state="terminated", code=1, finished_at=2.0))
-    world.allocator.say(
-        "101", phase=allocations.AllocationPhase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED"
-    )
+    world.allocator.say("101", phase=allocations.Phase.ENDED, cause=allocations.Cause.FINISHED, state="FAILED")
     is_away = False
     await world.until(lambda: world.status().get("phase") == "Failed")
     assert "reason" not in world.status() or world.status()["reason"] is None
@@ -921,7 +891,7 @@ async def test_a_deadline_is_the_reason_of_a_cancellation_whose_answer_was_lost(
     async def release(allocation: allocations.Allocation, **_: Any) -> None:
         world.allocator.say(
             allocation.job_id,
-            phase=allocations.AllocationPhase.ENDED,
+            phase=allocations.Phase.ENDED,
             cause=allocations.Cause.CANCELLED,
             state="CANCELLED",
         )
