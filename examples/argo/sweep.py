@@ -14,13 +14,13 @@ IMAGE = os.environ.get("IMAGE", "python:3")
 
 @script(image=IMAGE)
 def square(number: int) -> None:
-    """One Slurm job for each number."""
+    """Runs as one Slurm job for each number."""
     print(number**2)
 
 
 @script(image=IMAGE)
 def total(squares: list) -> None:
-    """After the last of them."""
+    """Runs after the last of them."""
     print(sum(int(one) for one in squares))
 
 
