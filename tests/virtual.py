@@ -77,6 +77,25 @@ class _Selector(selectors.DefaultSelector):
         return super().select(None)
 
 
+class Time:
+    """In place of the module in code that sleeps in its thread: its time passes only when that code sleeps."""
+
+    def __init__(self) -> None:
+        self._elapsed = 0.0
+
+    def monotonic(self) -> float:
+        """Return the seconds slept so far."""
+        return self._elapsed
+
+    def time(self) -> float:
+        """Return Unix seconds."""
+        return EPOCH + self._elapsed
+
+    def sleep(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+        self._elapsed += seconds
+
+
 def pass_at_once(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the running loop find in its next turn that so many seconds more have passed, as on a machine that stood."""
     loop = asyncio.get_running_loop()

@@ -209,11 +209,12 @@ class ProbeWait:
         self._slurm = slurm
         self._site = site
         self._reached = reached
-        self._deadline = time.monotonic() + wait_seconds
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + wait_seconds
         self._wait_seconds = wait_seconds
         self._is_filtered = False
         self._pause = FIRST_QUESTION_SECONDS
-        self._ask_at = time.monotonic() + self._pause
+        self._ask_at = self._loop.time() + self._pause
         self._jobs: dict[str, model.Job] = {}
 
     async def result(self, one: ProbeJob, *, settings: config.Settings) -> list[findings.Finding]:
@@ -224,13 +225,13 @@ class ProbeWait:
                 return await self._read(one, settings=settings)
             job = self._jobs.get(one.job_id)
             if job is not None and job.state.is_over:
-                over_at = over_at or time.monotonic()
-                if time.monotonic() - over_at > ANSWER_SECONDS:
+                over_at = over_at or self._loop.time()
+                if self._loop.time() - over_at > ANSWER_SECONDS:
                     return [findings.silent(one.where, job.state.value, _output(one))]
-            elif time.monotonic() > self._deadline:
+            elif self._loop.time() > self._deadline:
                 reason = job.reason if job is not None and job.state.is_queued else ""
                 return [findings.waits(one.where, self._wait_seconds, reason)]
-            if time.monotonic() > self._ask_at:
+            if self._loop.time() > self._ask_at:
                 await self._ask()
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -257,7 +258,7 @@ class ProbeWait:
         with contextlib.suppress(errors.SlurmUnavailable):
             self._jobs = await self._slurm.jobs()
         self._pause = min(self._pause * 1.5, LAST_QUESTION_SECONDS)
-        self._ask_at = time.monotonic() + self._pause
+        self._ask_at = self._loop.time() + self._pause
 
 
 def _output(one: ProbeJob) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,8 +78,9 @@ def _alive(jobs: dict[str, model.Job], ids: list[str]) -> bool:
 
 async def _until(slurm: client.Slurm, is_so: Callable[[dict[str, model.Job]], bool], seconds: float) -> bool:
     """Ask with growing pauses until the condition holds; return whether it did in time."""
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
-    while time.monotonic() < deadline:
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + seconds, _FIRST_PAUSE_SECONDS
+    while loop.time() < deadline:
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, _LAST_PAUSE_SECONDS)
         try:

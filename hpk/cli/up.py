@@ -121,7 +121,8 @@ class StartWait:
         self._slurm = slurm
         self._job_id = job_id
         self._stamp = stamp
-        self._began_at = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
         self._pause = FIRST_QUESTION_SECONDS
         self._ask_at = self._began_at + self._pause
         self._announced_at: float | None = None
@@ -146,7 +147,7 @@ class StartWait:
                     print(text, file=sys.stderr, flush=True)
 
             look = await self._look_until_ready(tell)
-        elapsed = time.monotonic() - self._began_at
+        elapsed = self._loop.time() - self._began_at
         command = "hpk kubectl get nodes" if look.tunnel else "kubectl get nodes"
         print(
             f"Node {self._settings.node_name} is Ready after {elapsed:.1f} s: {command}   ({look.tunnel or look.url})"
@@ -167,14 +168,14 @@ class StartWait:
                 tell(f"The control plane starts on {holder.host}")
             elif self._job is not None:
                 tell(waiting(self._job))
-            if time.monotonic() >= self._ask_at:
+            if self._loop.time() >= self._ask_at:
                 await self._ask()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _ask(self) -> None:
         """Ask Slurm with growing pauses; silence changes nothing."""
         self._pause = min(self._pause * 1.5, LAST_QUESTION_SECONDS)
-        self._ask_at = time.monotonic() + self._pause
+        self._ask_at = self._loop.time() + self._pause
         try:
             self._job = (await self._slurm.jobs()).get(self._job_id)
         except errors.SlurmUnavailable:
@@ -191,8 +192,8 @@ class StartWait:
             )
 
     def _check_reachable(self, look: cluster.Look) -> None:
-        self._announced_at = self._announced_at or time.monotonic()
-        if look.problem and time.monotonic() - self._announced_at > UNREACHABLE_SECONDS:
+        self._announced_at = self._announced_at or self._loop.time()
+        if look.problem and self._loop.time() - self._announced_at > UNREACHABLE_SECONDS:
             raise errors.ApiUnavailable(
                 f"The control plane is ready in job {self._job_id}, but this host cannot reach it: {look.problem}"
             )

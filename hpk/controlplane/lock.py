@@ -273,8 +273,9 @@ class Judge:
     async def _beats(self, number: int) -> bool:
         """Return whether the file's time changes. Our own clock, which may differ, is not used."""
         seen = await asyncio.to_thread(self._files.beat_at, number)
-        end = time.monotonic() + self._stale_seconds
-        while time.monotonic() < end:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._stale_seconds
+        while loop.time() < end:
             await asyncio.sleep(min(_LOOK_SECONDS, self._stale_seconds / 5))
             now = await asyncio.to_thread(self._files.beat_at, number)
             if now in (None, 0):

@@ -11,7 +11,6 @@ The end of the group cancels all tasks at once; each then waits for its dependen
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 import structlog
@@ -137,7 +136,7 @@ class _Child:
     async def _run_once(self) -> str:
         """Run the process to its end, and return why it ended, as a verb phrase."""
         component = self._component
-        started_at = time.monotonic()
+        started_at = asyncio.get_running_loop().time()
         self.process = await process.start(self.name, component.argv, env=component.env, log=component.log)
         becoming = asyncio.create_task(self._become_ready(started_at), name=f"readiness of {self.name}")
         ending = asyncio.create_task(self.process.wait(), name=f"end of {self.name}")
@@ -157,13 +156,14 @@ class _Child:
 
     async def _become_ready(self, started_at: float) -> str | None:
         """Set ready when the probe succeeds; after the timeout, return its last complaint."""
+        loop = asyncio.get_running_loop()
         end = started_at + self._component.ready_seconds
         while self._component.probe and (trouble := await self._component.probe()) is not None:
-            if time.monotonic() > end:
+            if loop.time() > end:
                 return trouble
             await asyncio.sleep(PROBE_SECONDS)
         self.ready.set()
-        logger.info("A component is ready", component=self.name, seconds=round(time.monotonic() - started_at, 2))
+        logger.info("A component is ready", component=self.name, seconds=round(loop.time() - started_at, 2))
         return None
 
 

@@ -82,6 +82,7 @@ class Kubelet:
         self.renewals: asyncio.Queue[Any] = asyncio.Queue()
         self.server: server.LinkServer
         self.clock: Callable[[], float] = time.time
+        self.agents_clock: Callable[[], float] = time.time
         self._clients: list[client.LinkClient] = []
 
     async def listen(self) -> None:
@@ -124,6 +125,7 @@ class Kubelet:
             on_start=self.starts.put_nowait,
             on_renew=self.renewals.put_nowait,
             on_clock=on_clock,
+            clock=self.agents_clock,
         )
         made.start()
         self._clients.append(made)

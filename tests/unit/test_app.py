@@ -9,6 +9,7 @@ import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import structlog.testing
 
 from hpk import app, config, errors, kubeconfig
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    import pytest
 
-
+@pytest.mark.virtual_time
 async def test_the_way_in_is_given_as_soon_as_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """A home that is full, or a lock that somebody holds, is no reason for a kubeconfig that leads nowhere for good."""
     troubles: list[Exception] = [errors.Conflict("locked"), errors.Conflict("locked"), OSError("full")]
@@ -34,7 +34,6 @@ async def test_the_way_in_is_given_as_soon_as_it_can_be(monkeypatch: pytest.Monk
         loop.call_soon_threadsafe(given.set)
 
     monkeypatch.setattr(kubeconfig, "merge", merge)
-    monkeypatch.setattr(app, "MERGE_SECONDS", 0.0)
     with structlog.testing.capture_logs() as logs:
         await app._merge(b"", instead="export KUBECONFIG=x")
         await given.wait()

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from hpk import errors, kubeconfig
+from tests import virtual
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,7 +153,7 @@ def test_a_lock_that_stays_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A lock that somebody left behind is an error that says what to do."""
     lock = tmp_path / "config.lock"
     lock.touch()
-    monkeypatch.setattr(kubeconfig, "LOCK_SECONDS", -1.0)
+    monkeypatch.setattr(kubeconfig, "time", virtual.Time())
     with pytest.raises(errors.Conflict, match=r"config\.lock .* remove it"):
         kubeconfig.merge(document(), into=tmp_path / "config")
     assert lock.exists()

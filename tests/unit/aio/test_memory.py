@@ -23,6 +23,7 @@ from hpk.aio import memory
         ([10] * 8 + [15, 11, 16] + [11] * 12, [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15, 21]),
     ],
 )
+@pytest.mark.virtual_time
 async def test_what_is_free_is_given_back_after_bursts_and_now_and_then(
     monkeypatch: pytest.MonkeyPatch, resident: list[int], trimmed: list[int]
 ) -> None:
@@ -52,7 +53,6 @@ async def test_what_is_free_is_given_back_after_bursts_and_now_and_then(
 
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=look))
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: SimpleNamespace(malloc_trim=trim))
-    monkeypatch.setattr(memory, "LOOK_SECONDS", 0.0)
     task = asyncio.create_task(memory.trim_forever())
     await done.wait()
     task.cancel()

@@ -1,4 +1,4 @@
-"""Children: real /bin/sh, short graces."""
+"""Children: real /bin/sh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from hpk import errors
 from hpk.aio import process
-from tests import waiting
+from tests import virtual, waiting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,12 +73,15 @@ async def test_term_is_enough_for_the_polite(tmp_path: Path) -> None:
     assert await child.stop(grace_seconds=60) == 3
 
 
-async def test_kill_for_the_stubborn_and_all_its_group(tmp_path: Path) -> None:
+async def test_kill_for_the_stubborn_and_all_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that ignores SIGTERM is killed after the grace, and its children with it."""
     child = await start("trap '' TERM; sleep 100 & echo $!; echo up; wait", tmp_path)
     await said(child, "up")
     grandchild = int(child.last_lines[0])
-    assert await child.stop(grace_seconds=0.05) == -signal.SIGKILL
+    stopping = asyncio.create_task(child.stop(grace_seconds=3600))
+    await waiting.turns()
+    virtual.pass_at_once(3600, monkeypatch)
+    assert await stopping == -signal.SIGKILL
     assert not is_alive(child.pid)
     await waiting.until(lambda: not is_alive(grandchild))
 

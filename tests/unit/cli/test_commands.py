@@ -17,10 +17,13 @@ from hpk import config, errors, jobdir, kubeconfig
 from hpk.cli import cluster, down, host, main, status, up
 from hpk.controlplane import ending, ownership, placement, version
 from hpk.slurm import client, runner
+from tests import virtual
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Stage:
@@ -31,8 +34,6 @@ class Stage:
         self._monkeypatch = monkeypatch
         monkeypatch.setenv("HOME", str(root))
         monkeypatch.delenv("KUBECONFIG", raising=False)
-        for module, name in ((up, "LOOK_SECONDS"), (down, "_FIRST_PAUSE_SECONDS"), (up, "FIRST_QUESTION_SECONDS")):
-            monkeypatch.setattr(module, name, 0.0)
         jobdir.make_directory(self.settings.directory.control_plane)
 
     def talk(self, *script: tuple[str, str | runner.CommandResult | Exception]) -> fake.Conversation:
@@ -84,12 +85,13 @@ async def test_up_waits_until_ready(stage: Stage, capsys: pytest.CaptureFixture[
         ("squeue", fake.squeue(row("7", "PENDING", reason="Priority"))),
         ("squeue", fake.squeue(row("7", "RUNNING"))),
     )
-    looks = iter([None, None, None, 1, 2, 3])
+    looks = iter([None] * 12 + [1, 2, 3])  # Slurm is asked twice meanwhile
     stage._monkeypatch.setattr(up, "_stamp", lambda _: next(looks, 4))
     stage.see(cluster.Look(problem="refused"), READY)
     assert await up.run(stage.settings, script=None, options=["-p", "long"], is_waiting=True) == 0
     told = capsys.readouterr()
     assert "Submitted the control plane as Slurm job 7" in told.out
+    assert "Priority" in told.err
     assert "kubectl get nodes   (https://c1:6443)" in told.out
     submission = next(call for call in talk.calls if call.line.startswith("sbatch"))
     assert submission.line.endswith(
@@ -194,7 +196,7 @@ async def test_down_that_could_not_change_the_kubeconfig_can_be_repeated(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The context goes before the file by which it is known as ours: a lock that stood there has gone by then."""
-    monkeypatch.setattr(kubeconfig, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(kubeconfig, "time", virtual.Time())
     stage.talk(("squeue", ""), ("squeue", ""))
     document = yaml.safe_dump({
         "clusters": [{"name": "hpk", "cluster": {"server": "https://c1:1", "certificate-authority-data": "Y2E="}}],

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Cluster:
     """Slurm whose jobs answer, or do not."""
@@ -75,7 +77,7 @@ class Cluster:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A cluster of three partitions, and clocks that do not wait."""
+    """A cluster of three partitions."""
     made = Cluster("main", "gpu", "old")
 
     @contextlib.contextmanager
@@ -91,8 +93,6 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(reach, "is_filtered", is_filtered)
     monkeypatch.setattr(probe, "unreachable", lambda _: {})
     monkeypatch.setattr(findings, "SLOW_SYNC_SECONDS", float("inf"))  # this machine's disk may be busy
-    for name in ("LOOK_SECONDS", "FIRST_QUESTION_SECONDS", "LAST_QUESTION_SECONDS", "ANSWER_SECONDS"):
-        monkeypatch.setattr(doctor, name, 0.0)
     return made
 
 

@@ -20,7 +20,6 @@ from hpk import config, errors, jobdir, kubeconfig
 from hpk.cli import connect, host, kubectl, reach
 from hpk.host import dial, protocol, tunnel
 from hpk.slurm import client, runner
-from tests import waiting
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
@@ -119,9 +118,9 @@ async def test_what_was_tried_is_told(stage: Stage) -> None:
         await stage.find(("tunnel", json.dumps({"error": "srun failed"})))
 
 
-async def test_a_port_that_swallows_is_not_waited_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_a_port_that_swallows_is_not_waited_for() -> None:
     """As firewalls do it."""
-    monkeypatch.setattr(reach, "DIRECT_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         place = full.getsockname()
         with socket.create_connection(place), contextlib.ExitStack() as stack:
@@ -220,17 +219,16 @@ def test_kubectl_that_asks_nobody_needs_no_control_plane(
     assert became[-1]["KUBECONFIG"].endswith(f":{stage.file}")
 
 
-async def test_connect_leads_the_context_while_it_runs(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.virtual_time
+async def test_connect_leads_the_context_while_it_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     """To the tunnel, also after a new control plane has put its own URL there; and back at the end."""
-    monkeypatch.setattr(connect, "LOOK_SECONDS", 0.01)
     stage.control_plane("https://c1:1")
     talk = stage.talk(LIVES, TUNNEL)
     running = asyncio.create_task(connect.run(stage.settings, port=9))
     for server in ("https://c1:1", "https://c2:2"):
         stage.control_plane(server)
-        await waiting.until(lambda: kubeconfig.current()[1] == "https://127.0.0.1:4")
+        await asyncio.sleep(2 * connect.LOOK_SECONDS)
+        assert kubeconfig.current()[1] == "https://127.0.0.1:4"
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
     assert kubeconfig.current() == ("hpk", "https://c2:2")
@@ -238,9 +236,9 @@ async def test_connect_leads_the_context_while_it_runs(
     assert "job 7 on c1 by srun: https://127.0.0.1:4" in capsys.readouterr().out
 
 
-async def test_connect_ends_with_its_tunnel(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_connect_ends_with_its_tunnel(stage: Stage) -> None:
     """And leaves nothing that leads nowhere."""
-    monkeypatch.setattr(connect, "LOOK_SECONDS", 0.01)
     stage.control_plane("https://c1:1")
     stage.tunnel()  # killed outright it leaves its record
     stage.talk(("^tunnels$", "[0, -9]"), TUNNEL)

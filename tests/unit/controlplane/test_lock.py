@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import os
 import random
 import socket
 import sys
@@ -24,6 +25,8 @@ from tests import background, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+
+pytestmark = pytest.mark.virtual_time
 
 HOLD = """
 import asyncio, pathlib, sys, structlog
@@ -125,13 +128,13 @@ async def test_another_host_that_beats_is_alive(tmp_path: Path) -> None:
     files = foreign(tmp_path)
 
     async def beat() -> None:
-        while True:
-            await asyncio.sleep(0.005)
-            files.beat(1)
+        for beats in itertools.count(1):
+            await asyncio.sleep(lock.BEAT_SECONDS)
+            os.utime(files._path(1), (beats, beats))  # the file system's own clock does not run so fast
 
     beating = asyncio.create_task(beat())
     with pytest.raises(errors.Fatal, match="host elsewhere, Slurm job 7"):
-        async with lock.locked(tmp_path, stale_seconds=60):
+        async with lock.locked(tmp_path):
             pass
     beating.cancel()
 
@@ -143,14 +146,14 @@ async def test_another_host_that_is_silent_is_taken_over(tmp_path: Path, content
     if content is not None:
         (tmp_path / "terms" / f"{1:010}").write_bytes(content)
     with testing.capture_logs() as said:
-        async with lock.locked(tmp_path, job_id="8", stale_seconds=0.05) as held:
+        async with lock.locked(tmp_path, job_id="8") as held:
             assert held.number == 2
     assert "watching for signs of life" in said[0]["event"]  # whoever waits reads for what
 
 
 async def test_who_was_taken_over_ends(tmp_path: Path) -> None:
     """An owner that was only slow finds out at its next beat, ends, and leaves the new owner's term alone."""
-    async with lock.locked(tmp_path, job_id="1", beat_seconds=0.01) as held:
+    async with lock.locked(tmp_path, job_id="1") as held:
         files = foreign(tmp_path)
         assert not held.is_ours()
         with pytest.raises(errors.Fatal, match="took it over"):

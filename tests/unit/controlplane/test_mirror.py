@@ -12,11 +12,14 @@ import structlog.testing
 
 from hpk import errors
 from hpk.controlplane import datadir, mirror, pages
-from tests import background, waiting
+from tests import background
 from tests.fakes import etcdlog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+pytestmark = pytest.mark.virtual_time
 
 FIRST, SECOND, THIRD = (f"{number:016x}-{number * 5000:016x}.wal" for number in range(3))
 
@@ -30,17 +33,30 @@ class Etcd:
         self.is_ours = True
         self.saves = 0
         self.told: list[str] = []
+        self.news = asyncio.Event()
         self.logs = {FIRST: etcdlog.Log()}
         self.mirror = mirror.Mirror(
             self.node,
             self.copy,
             save=self.save,
             is_ours=lambda: self.is_ours,
-            tell=self.told.append,
-            pause_seconds=0.001,
+            tell=self._tell,
         )
         self.mirror.begin(datadir.settle(self.copy))
         self.write()
+
+    def _tell(self, why: str) -> None:
+        self.told.append(why)
+        self.news.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Copy until it holds; after each step the mirror tells whether it could copy."""
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(self.mirror.run())
+            while not holds():
+                self.news.clear()
+                await self.news.wait()
+            running.cancel()
 
     @property
     def last(self) -> etcdlog.Log:
@@ -78,10 +94,7 @@ def _etcd(tmp_path: Path) -> Etcd:
 
 async def until_copied(etcd: Etcd) -> None:
     """Run the copying until the copy's log is the node's."""
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(etcd.mirror.run())
-        await waiting.until(etcd.is_copied)
-        running.cancel()
+    await etcd.until(etcd.is_copied)
 
 
 async def test_what_etcd_writes_is_copied(etcd: Etcd) -> None:
@@ -179,10 +192,7 @@ async def test_a_full_file_system_is_said_and_borne(etcd: Etcd, monkeypatch: pyt
     assert "have not been copied to" in etcd.told[-1]
     monkeypatch.setattr(datadir, "write_synced", real)
     await until_copied(etcd)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(etcd.mirror.run())
-        await waiting.until(lambda: not etcd.told[-1])
-        running.cancel()
+    await etcd.until(lambda: not etcd.told[-1])
 
 
 async def test_a_crash_amid_a_new_database_leaves_a_copy_that_fits(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:

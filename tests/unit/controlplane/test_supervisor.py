@@ -1,4 +1,4 @@
-"""The supervisor with real /bin/sh children and short delays."""
+"""The supervisor with real /bin/sh children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hpk import errors
 from hpk.aio import backoff
 from hpk.controlplane import component, supervisor
-from tests import waiting
+from tests import background, virtual, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -147,13 +147,17 @@ async def test_a_child_that_keeps_failing_ends_everything(shells: Shells) -> Non
     assert shells.lines() == ["start a", "start b", "start b", "start b", "stop a"]
 
 
-async def test_never_ready_is_a_failure(shells: Shells) -> None:
+async def test_never_ready_is_a_failure(shells: Shells, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that runs and never gets ready is stopped and given up, with the probe's last complaint."""
-    hung = shells.component("a", probe=Exists(shells.root / "never"), ready_seconds=0.4)
+    hung = shells.component("a", probe=Exists(shells.root / "never"), ready_seconds=3600)
     made = supervisor.Supervisor([hung], policy=QUICK, attempts=2)
+    task = asyncio.create_task(made.run())
+    for lines in (1, 3):
+        await waiting.until(lambda lines=lines: len(shells.lines()) == lines)  # type: ignore[misc]
+        virtual.pass_at_once(3600, monkeypatch)
     with pytest.raises(ExceptionGroup) as caught:
-        await made.run()
-    assert "was not ready after 0 s (no file)" in str(caught.value.exceptions[0])
+        await task
+    assert "was not ready after 3600 s (no file)" in str(caught.value.exceptions[0])
     assert shells.lines() == ["start a", "stop a"] * 2
 
 
@@ -165,12 +169,17 @@ async def test_killed_by_a_signal_is_said(shells: Shells) -> None:
     assert "was killed by signal 9" in str(caught.value.exceptions[0])
 
 
-async def test_the_stubborn_do_not_hold_up_the_end(shells: Shells) -> None:
+async def test_the_stubborn_do_not_hold_up_the_end(shells: Shells, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that ignores SIGTERM is killed after its time, and those that it needs stop then."""
-    stubborn = shells.component("b", script="trap '' TERM", needs=("a",), stop_seconds=0.05)
-    async with running(shells.component("a"), stubborn) as made:
-        await made.ready("b").wait()
-        pid = made.pid("b")
+    stubborn = shells.component("b", script="trap '' TERM", needs=("a",), stop_seconds=3600)
+    made = supervisor.Supervisor([shells.component("a"), stubborn])
+    task = asyncio.create_task(made.run())
+    await made.ready("b").wait()
+    pid = made.pid("b")
+    task.cancel()
+    await waiting.turns()
+    virtual.pass_at_once(3600, monkeypatch)
+    await background.end(task)
     assert shells.lines()[-1] == "stop a"
     assert pid is not None
     assert not psutil.pid_exists(pid)

@@ -19,7 +19,7 @@ import pytest
 from hpk import errors
 from hpk.host import dial, pack, protocol, tunnel
 from hpk.slurm import client, runner
-from tests import waiting
+from tests import virtual, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -284,7 +284,7 @@ def test_two_who_want_a_tunnel_take_turns(tmp_path: Path, monkeypatch: pytest.Mo
     """One at a time, also where the home has no locks; whoever holds on to it is not waited for without end."""
     path = str(tmp_path / "tunnel.json")
     first = tunnel.locked(path)
-    monkeypatch.setattr(tunnel, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(tunnel, "time", virtual.Time())
     with tunnel.locked(path) as second:
         assert not second.getsockname()
     first.close()

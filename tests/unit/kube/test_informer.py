@@ -16,7 +16,8 @@ from tests.fakes import kube
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-QUICK = backoff.BackoffPolicy(first_seconds=0.01, cap_seconds=0.02)
+pytestmark = pytest.mark.virtual_time
+
 PATH = "/api/v1/namespaces/ns/configmaps"
 
 
@@ -51,9 +52,8 @@ class World:
 
 
 @pytest.fixture
-async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def world() -> AsyncIterator[World]:
     """One with an object that was there before."""
-    monkeypatch.setattr(informer, "PAUSES", QUICK)
     made = World()
     made.put("old")
     task = asyncio.create_task(made.informer.run())
@@ -86,11 +86,8 @@ async def test_what_is_deleted_is_forgotten_and_told(world: World) -> None:
     ("error", "lists"),
     [(errors.ApiUnavailable("away"), 2), (errors.Conflict("410: too old"), 3), (errors.Rejected("403"), 3)],
 )
-async def test_a_list_and_a_watch_that_fail_are_tried_again(
-    monkeypatch: pytest.MonkeyPatch, error: errors.HpkError, lists: int
-) -> None:
+async def test_a_list_and_a_watch_that_fail_are_tried_again(error: errors.HpkError, lists: int) -> None:
     """Later changes arrive, whatever the API server answered; it is listed anew unless it was merely away."""
-    monkeypatch.setattr(informer, "PAUSES", QUICK)
     world = World()
     world.api.fail(errors.ApiUnavailable("away"), verb="get", path=PATH)
     world.api.fail(error, verb="watch", path=PATH)

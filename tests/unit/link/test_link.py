@@ -12,6 +12,7 @@ import pytest
 
 from hpk import errors, jobdir
 from hpk.link import client
+from tests import virtual
 from tests.fakes import link
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ async def test_renewed_files_reach_the_agent(kubelet: link.Kubelet, monkeypatch:
 @pytest.mark.parametrize(("skew", "told"), [(-120.0, 120.0), (120.0, -120.0), (0.5, 0.0)])
 async def test_an_agent_learns_how_far_its_clock_is_off(kubelet: link.Kubelet, skew: float, told: float) -> None:
     """The welcome says what time it is for the kubelet; what may be the way is no difference."""
-    kubelet.clock = lambda: time.time() + skew
+    kubelet.clock, kubelet.agents_clock = lambda: virtual.EPOCH + skew, lambda: virtual.EPOCH
     heard: asyncio.Queue[float] = asyncio.Queue()
 
     def hear(ahead_seconds: float) -> bool:
@@ -205,7 +206,7 @@ async def test_an_agent_learns_how_far_its_clock_is_off(kubelet: link.Kubelet, s
 
     kubelet.dial("pod-1", on_clock=hear)
     async with asyncio.timeout(link.TIMEOUT):
-        assert await heard.get() == pytest.approx(told, abs=2.0)
+        assert await heard.get() == told
 
 
 async def test_a_report_of_before_the_welcome_waits_for_the_one_that_knows_the_time(kubelet: link.Kubelet) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpk import errors
 from hpk.link import agent_end, client, kubelet_end, link_pb2, sessions, wire
-from tests import background, waiting
+from tests import background, virtual, waiting
 from tests.fakes import link
 
 if TYPE_CHECKING:
@@ -238,9 +238,11 @@ def test_what_a_newer_end_says_is_not_misread() -> None:
 
 async def test_no_agent_no_session(kubelet: link.Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the pod and says that its agent is not connected; nothing is held for it."""
-    monkeypatch.setattr(kubelet_end, "ARRIVAL_SECONDS", 0.05)
+    asking = asyncio.create_task(kubelet.server.open("pod-9", COMMAND))
+    await waiting.turns()
+    virtual.pass_at_once(kubelet_end.ARRIVAL_SECONDS, monkeypatch)
     with pytest.raises(errors.AgentUnavailable, match=r"pod-9.*not connected"):
-        await kubelet.server.open("pod-9", COMMAND)
+        await asking
     assert not kubelet.server._opener._counts
     assert not kubelet.server._opener._waiting
 
@@ -272,13 +274,15 @@ async def test_an_agent_that_does_not_call_back_is_not_waited_for(
     kubelet: link.Kubelet, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the time-out an error says so, and the room of the session is free again."""
-    monkeypatch.setattr(kubelet_end, "ANSWER_SECONDS", 0.05)
+    is_asked = asyncio.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(agent_end.Sessions, "open", lambda *_: None)
+        patch.setattr(agent_end.Sessions, "open", lambda *_: is_asked.set())
+        asking = asyncio.create_task(kubelet.server.open(UID, COMMAND))
+        await is_asked.wait()
+        virtual.pass_at_once(kubelet_end.ANSWER_SECONDS, monkeypatch)
         with pytest.raises(errors.AgentUnavailable, match="did not answer"):
-            await kubelet.server.open(UID, COMMAND)
+            await asking
     assert not kubelet.server._opener._counts
-    monkeypatch.setattr(kubelet_end, "ANSWER_SECONDS", link.TIMEOUT)
     await collect(await kubelet.server.open(UID, COMMAND))
 
 
@@ -363,9 +367,9 @@ async def test_receiving_may_be_cancelled(kubelet: link.Kubelet, agent: Agent) -
     """No event is lost by a receiver that gave up waiting."""
     session = await kubelet.server.open(UID, command("echo"))
     for _ in range(3):
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await session.receive()
+        receiving = asyncio.create_task(session.receive())
+        await waiting.turns()
+        await background.end(receiving)
     await session.send(sessions.STDIN, b"x")
     await session.close(sessions.STDIN)
     assert (await collect(session))[0][OUT] == b"x"

@@ -72,12 +72,13 @@ async def test_a_lease_changed_by_others_is_read_anew(server: kube.FakeKube, cha
     assert server.peek(PATH)["spec"]["holderIdentity"] == "hpk"
 
 
+@pytest.mark.virtual_time
 async def test_run_outlives_an_outage(server: kube.FakeKube) -> None:
     """An API server that is away does not end the heartbeat."""
     renewed = asyncio.Event()
     for error in (errors.ApiUnavailable("down"), errors.NotFound("namespace"), errors.Rejected("forbidden")):
         server.fail(error, path=PATH if not isinstance(error, errors.NotFound) else lease.LEASES)
-    controller = lease.LeaseController(server, "hpk", renew_seconds=0)
+    controller = lease.LeaseController(server, "hpk")
     original = server.replace
 
     async def replace(path: str, body: dict[str, object]) -> dict[str, object]:

@@ -14,6 +14,8 @@ from hpk import errors, jobdir
 from hpk.node import cri, logquery, logs
 from tests.fakes import pods as fakes
 
+pytestmark = pytest.mark.virtual_time
+
 WAITING = {"waiting": {"reason": "CrashLoopBackOff"}}
 
 

@@ -241,11 +241,9 @@ async def test_a_node_recreated_under_our_hands_is_a_failure_to_retry(world: Wor
     assert world.kube.peek(PATH)["status"]["capacity"]["cpu"] == "1"
 
 
+@pytest.mark.virtual_time
 async def test_run_outlives_outages(world: World) -> None:
     """run() retries what fails, and brings changes out."""
-    world.controller = node.NodeController(
-        world.kube, world.facts, lambda: world.seen, clock=world.clock, sync_seconds=0.01
-    )
     world.kube.fail(errors.ApiUnavailable("down"))
     world.kube.fail(errors.Rejected("forbidden: RBAC is not ready"))
     task = asyncio.create_task(world.controller.run())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from aiohttp import web
 
 from hpk import errors, jobdir
 from hpk.node import logs, server
-from tests import waiting
+from tests import virtual, waiting
 from tests.fakes import pods as fakes
 from tests.fakes.kubelet import World, issue
 
@@ -161,7 +160,8 @@ async def test_seconds_ago_are_counted_by_the_clock_that_wrote_the_log(world: Wo
     """A node whose clock is off by minutes, or as here by months, shows its last seconds all the same."""
     last = datetime(2026, 1, 1, 0, 0, 4, tzinfo=UTC).timestamp()
     report = world.state.pod("u1").report
-    jobdir.write_json(report, {"clock_ahead_seconds": last - time.time()})
+    world.server._clock = lambda: virtual.EPOCH + 0.5  # half a second after the last line
+    jobdir.write_json(report, {"clock_ahead_seconds": last - virtual.EPOCH})
     client = world.apiserver()
     shown = "line 2\nline 3\nline 4\n"
     assert await answer(client, "/containerLogs/a/p/c", sinceSeconds="3") == (200, shown)
@@ -246,12 +246,21 @@ async def test_a_slow_client_costs_bounded_memory(world: World, monkeypatch: pyt
 @pytest.mark.parametrize("said", [b"", b"GET /pods HT", b"GET /pods HTTP/1.1\r\nHost: x\r\nX: "])
 async def test_who_asks_nothing_is_hung_up_on(tmp_path: Path, said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reaches the port may connect: a request that never comes, or never ends, holds no connection for long."""
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.1)
+    taken, take = asyncio.Event(), web.RequestHandler.connection_made
+
+    def taking(self: web.RequestHandler, transport: asyncio.BaseTransport) -> None:
+        take(self, transport)
+        taken.set()
+
+    monkeypatch.setattr(web.RequestHandler, "connection_made", taking)
     world = World(tmp_path)
     async with world.server:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.server.port, ssl=world.trust())
         writer.write(said)
-        async with asyncio.timeout(30):
+        await taken.wait()
+        await waiting.turns()
+        virtual.pass_at_once(server.IDLE_SECONDS, monkeypatch)
+        async with asyncio.timeout(waiting.LIMIT_SECONDS):
             assert await reader.read() == b""
         writer.close()
 

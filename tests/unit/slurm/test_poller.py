@@ -11,46 +11,47 @@ import pytest
 from hpk import errors
 from hpk.aio import backoff
 from hpk.slurm import model, poller
+from tests import virtual, waiting
 from tests.fakes import slurm as fake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.virtual_time
 
 RUNNING = model.Job(id="1", state=model.JobState.RUNNING)
 DONE = model.Job(id="1", state=model.JobState.COMPLETED)
 
 
 class Time:
-    """Virtual time: :meth:`advance` lets every timer of the loop that is due fire."""
+    """The time of the test's loop."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
+        self._monkeypatch = monkeypatch
+
+    def read(self) -> float:
+        """Return the seconds since the loop was made."""
+        return asyncio.get_running_loop().time()
+
+    def pass_at_once(self, seconds: float) -> None:
+        """Have so many seconds pass before anything else happens."""
+        virtual.pass_at_once(seconds, self._monkeypatch)
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass in steps, so that what is due in between happens in order."""
-        end = self.now + seconds
-        await settle()
-        while self.now < end - 1e-9:
-            self.now = min(end, self.now + 0.25)
-            await settle()
-
-
-async def settle() -> None:
-    """Let everything that can run, run."""
-    for _ in range(8):
-        await asyncio.sleep(0)
+        """Return when so many seconds have passed, and all that was due has happened."""
+        await asyncio.sleep(seconds)
+        await waiting.turns()
 
 
 def make(source: fake.FakeSource, clock: Time) -> poller.Poller:
     """A poller on virtual time, without chance in its pauses."""
     policy = backoff.BackoffPolicy(first_seconds=2.0, cap_seconds=120.0, jitter=0.0)
-    return poller.Poller(source, poll_seconds=15.0, clock=lambda: clock.now, policy=policy)
+    return poller.Poller(source, poll_seconds=15.0, clock=clock.read, policy=policy)
 
 
 @pytest.fixture
-async def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
-    """Virtual time of the test's loop."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """The test's clock."""
     return Time(monkeypatch)
 
 
@@ -167,7 +168,7 @@ async def test_an_older_question_does_not_make_a_job_gone(clock: Time) -> None:
     calls: list[None] = []
 
     def submit() -> None:
-        clock.now += 0.1
+        clock.pass_at_once(0.1)
         polling.watch("1", lambda: calls.append(None))
         source.during = lambda: None
 
@@ -254,5 +255,5 @@ async def test_it_ends_when_it_is_told_to_though_somebody_wishes_for_an_answer(c
     await clock.advance(5)
     polling.ask_soon()
     task.cancel()
-    await settle()
+    await waiting.turns()
     assert task.cancelled()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,14 +10,12 @@ import pytest
 from hpk import errors
 from hpk.kube import v1
 from hpk.volumes import sources
+from tests import virtual
 from tests.fakes import kube
 
+pytestmark = pytest.mark.virtual_time
+
 NAMESPACE = "/api/v1/namespaces/ns"
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SECONDS_TRIES", (0.0, 0.0))
 
 
 def pod(container: dict[str, Any] | None = None, **spec: Any) -> v1.Pod:
@@ -83,7 +80,7 @@ async def test_a_first_refusal_of_the_node_authorizer_passes() -> None:
     for _ in range(2):
         api.fail(errors.Rejected("no relationship found"))
     assert (await gather(api, wants)).secrets["s"] is not None
-    for _ in range(3):
+    for _ in range(len(sources.SECONDS_TRIES) + 1):
         api.fail(errors.Rejected("no relationship found"))
     with pytest.raises(errors.Rejected):
         await gather(api, wants)
@@ -111,11 +108,12 @@ async def test_a_token_is_bound_to_the_pod() -> None:
     [(600, None, 430, 481), (600, 3600, 2590, 2881), (10 * 86400, 10 * 86400, 77000, 86401)],
 )
 async def test_a_token_is_renewed_before_it_ends(
-    asked: int, expires_in: int | None, earliest: float, latest: float
+    monkeypatch: pytest.MonkeyPatch, asked: int, expires_in: int | None, earliest: float, latest: float
 ) -> None:
     """When the kubelet would: after four fifths of the life that the API server gave it, a day at most."""
     api: Any = kube.FakeKube()
-    now = time.time()
+    monkeypatch.setattr(sources, "time", virtual.Time())
+    now = virtual.EPOCH
     expiry = {} if expires_in is None else {"expirationTimestamp": _stamp(now + expires_in)}
     api.reactions[f"{NAMESPACE}/serviceaccounts/robot/token"] = lambda _: {"status": {"token": "t", **expiry}}
     found = await sources.token(api, pod(serviceAccountName="robot"), ("", asked))

@@ -95,9 +95,9 @@ def test_the_pod_is_all_of_it(box: Any, tmp_path: Path) -> None:
     assert exceeded(box, limit("pod", "", 280)) == "pod "
 
 
-async def test_it_is_said_once(box: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_it_is_said_once(box: Any, tmp_path: Path) -> None:
     """And then nothing is measured any more."""
-    monkeypatch.setattr(disk, "PERIOD_SECONDS", 0.01)
     box.plan = {**PLAN, "disk_limits": [limit("volume", "v", 10)]}
     said: list[str] = []
     watching = asyncio.create_task(disk.watch(box, on_exceeded=said.append))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpk import jobdir
 from hpk.agent.life import capturing, logs, messages
-from tests import waiting
+from tests import virtual, waiting
 
 AT = 1_476_317_289_669_794_202
 
@@ -112,27 +112,35 @@ async def test_a_disk_that_hangs_loses_output_after_some_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The container goes on without its log, and the log resumes when the disk does."""
-    monkeypatch.setattr(capturing, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(logs, "_MOST_WAITING", 1000)
     troubles = Recorder()
     writer = logs.Writer(asyncio.get_running_loop())
     file = logs.LogFile(str(tmp_path / "0.log"), on_trouble=troubles.told.append)
-    hang = asyncio.Event()
+    hang, hangs = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     resumed = asyncio.run_coroutine_threadsafe
     real = file.write
 
     def slow(data: bytes) -> OSError | None:
         if data:
+            loop.call_soon_threadsafe(hangs.set)
             resumed(hang.wait(), loop).result()
         return real(data)
 
     monkeypatch.setattr(file, "write", slow)
     ours, theirs = os.pipe()
     capture = capturing.Capture({"stdout": ours}, file=file, writer=writer)
-    for _ in range(8):
-        await asyncio.to_thread(os.write, theirs, b"x" * 40_000 + b"\n")
-    os.close(theirs)
+
+    def write() -> None:
+        for _ in range(8):
+            os.write(theirs, b"x" * 40_000 + b"\n")
+        os.close(theirs)
+
+    writing = asyncio.create_task(asyncio.to_thread(write))
+    await hangs.wait()
+    await waiting.turns()
+    virtual.pass_at_once(capturing.PATIENCE_SECONDS, monkeypatch)
+    await writing
     assert len(troubles.told) == 1
     hang.set()
     await capture.finish(timeout_seconds=60)

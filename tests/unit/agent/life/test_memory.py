@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpk.agent.boot import cgroup
-from hpk.agent.life import memory, supervise
+from hpk.agent.life import memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +157,6 @@ async def test_the_job_s_cgroup_spares_the_look_at_processes(
     tmp_path: Path, proc: Proc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the whole job is charged less than a container's limit, so is the container."""
-    monkeypatch.setattr(memory, "PERIOD_SECONDS", 0.001)
     looked: list[int] = []
 
     def exceeded(_self: memory.MemoryMeter, containers: tuple[memory.Watched, ...]) -> list[memory.Watched]:
@@ -177,9 +176,9 @@ async def test_the_job_s_cgroup_spares_the_look_at_processes(
     assert looked == [10]
 
 
+@pytest.mark.virtual_time
 async def test_a_watch_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container over its limit is killed all the same, a moment later."""
-    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.01)
     faults = [LookupError("of all things")]
 
     def exceeded(_self: memory.MemoryMeter, watched: Sequence[memory.Watched]) -> list[memory.Watched]:

@@ -273,9 +273,11 @@ async def test_a_crash_loop_waits_with_the_kubelet_s_words(bench: Bench) -> None
 
 async def test_a_restarted_container_keeps_its_last_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """restart_count, last_terminated and the log's number tell the runs apart."""
-    monkeypatch.setattr(restarts, "FIRST_SECONDS", 0.01)
     script = "echo x >> $W/n; echo run $(wc -l < $W/n); [ $(wc -l < $W/n) -gt 2 ]"
-    await ends(bench.start(one("c", script), restart_policy="OnFailure"))
+    task = bench.start(one("c", script), restart_policy="OnFailure")
+    await waiting.until(lambda: bench.record("c")["reason"] == "CrashLoopBackOff")
+    virtual.pass_at_once(restarts.FIRST_SECONDS, monkeypatch)
+    await ends(task)
     assert bench.record("c")["restart_count"] == 2
     assert [b"run %d" % n in bench.log("c", n - 1) for n in (1, 2, 3)] == [False, True, True]  # one dead run is kept
 
@@ -295,16 +297,18 @@ async def test_a_container_that_cannot_be_configured_waits_and_is_tried_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sub path that leads out of its volume is no end: the others run, and it starts when the volume is mended."""
-    monkeypatch.setattr(container, "CONFIGURATION_SECONDS", 0.01)
     bench.unconfigured = {"c", "e"}
     task = bench.start(one("c", "exit 3"), one("d", "exit 0"), one("e", "exit 0"))
     await waiting.until(lambda: bench.exit_code("d") == 0)
-    await waiting.until(lambda: bench.began.count("c") > 2)
+    for count in (2, 3):
+        virtual.pass_at_once(container.CONFIGURATION_SECONDS, monkeypatch)
+        await waiting.until(lambda count=count: bench.began.count("c") == bench.began.count("e") == count)  # type: ignore[misc]
     record = bench.record("c")
     assert (record["state"], record["reason"]) == ("waiting", "CreateContainerConfigError")
     assert record["message"] == 'failed to prepare subPath for volumeMount "v" of container "c"'
     assert len(bench.events("Failed")) == 2
     bench.unconfigured = {"e"}
+    virtual.pass_at_once(container.CONFIGURATION_SECONDS, monkeypatch)
     await waiting.until(lambda: bench.exit_code("c") == 3)
     bench.pod.end("Deleted")
     await ends(task)
@@ -324,7 +328,7 @@ async def test_a_fault_of_the_agent_ends_one_run_and_not_the_pod(
 
     monkeypatch.setattr(recording.ReportRecorder, "running", faulty)
     first = {"c": 0}
-    task = bench.start(one("c", "sleep 30; exit 0"), one("d", "exit 0"), restart_policy="OnFailure")
+    task = bench.start(one("c", "exec sleep 30"), one("d", "exit 0"), restart_policy="OnFailure")
     await waiting.until(lambda: bench.record("c")["state"] == "running")
     first["c"] = next(iter(bench.processes.values()))
     last = bench.record("c")["last_terminated"]
@@ -344,7 +348,6 @@ WAIT = "trap 'echo term; exit 7' TERM; echo up; while :; do sleep 0.02; done"
 
 async def test_a_container_over_its_memory_limit_is_killed_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """OOMKilled with 137, restarted if its policy says so; its neighbour goes on."""
-    monkeypatch.setattr(memory, "PERIOD_SECONDS", 0.01)
     monkeypatch.setattr(
         memory.MemoryMeter, "exceeded", lambda _self, watched: [one for one in watched if one.process in over]
     )
@@ -352,6 +355,7 @@ async def test_a_container_over_its_memory_limit_is_killed_alone(bench: Bench, m
     task = bench.start(one("c", WAIT, memory_limit=100), one("d", WAIT, memory_limit=100), restart_policy="OnFailure")
     await waiting.until(lambda: bench.record("c")["state"] == bench.record("d")["state"] == "running")
     over.add(bench.processes[bench.record("c")["container_id"]])
+    virtual.pass_at_once(memory.PERIOD_SECONDS, monkeypatch)
     await waiting.until(lambda: bench.record("c")["restart_count"] == 1)
     last = bench.record("c")["last_terminated"]
     assert last
@@ -417,16 +421,24 @@ async def test_deletion_is_sigterm_and_the_reason_stays(bench: Bench) -> None:
 DEAF = "trap '' TERM; echo up; while :; do sleep 0.02; done"
 
 
-async def test_a_deaf_process_is_killed_when_the_grace_is_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL comes at the deadline, not before."""
-    sent: list[int] = []
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The signals that the agent has sent."""
+    numbers: list[int] = []
     kill = os.kill
 
     def noted(process: int, number: int) -> None:
-        sent.append(number)
+        numbers.append(number)
         kill(process, number)
 
     monkeypatch.setattr(os, "kill", noted)
+    return numbers
+
+
+async def test_a_deaf_process_is_killed_when_the_grace_is_over(
+    bench: Bench, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL comes at the deadline, not before."""
     task = bench.start(one("c", DEAF))
     await waiting.until(lambda: b"up" in bench.log("c"))
     bench.pod.end("Deleted", grace_seconds=3000)
@@ -440,23 +452,32 @@ async def test_a_deaf_process_is_killed_when_the_grace_is_over(bench: Bench, mon
     assert bench.exit_code("c") == 137
 
 
-async def test_a_shorter_grace_that_comes_later_is_honoured(bench: Bench) -> None:
+async def test_a_shorter_grace_that_comes_later_is_honoured(
+    bench: Bench, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A force deletion does not wait for the grace of the deletion before it."""
     task = bench.start(one("c", DEAF))
-    await waiting.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: b"up" in bench.log("c"))
+    bench.pod.end("Deleted", grace_seconds=3000)
+    await waiting.until(lambda: sent == [signal.SIGTERM])
     bench.pod.end("Deleted", grace_seconds=300)
-    await asyncio.sleep(0)
-    bench.pod.end("Deleted", grace_seconds=0.05)
+    virtual.pass_at_once(300, monkeypatch)
     await ends(task)
+    assert sent == [signal.SIGTERM, signal.SIGKILL]
 
 
-async def test_a_later_longer_grace_changes_nothing(bench: Bench) -> None:
+async def test_a_later_longer_grace_changes_nothing(
+    bench: Bench, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The grace can only become shorter."""
     task = bench.start(one("c", DEAF))
-    await waiting.until(lambda: bench.record("c")["state"] == "running")
-    bench.pod.end("Deleted", grace_seconds=0.05)
+    await waiting.until(lambda: b"up" in bench.log("c"))
     bench.pod.end("Deleted", grace_seconds=300)
+    bench.pod.end("Deleted", grace_seconds=3000)
+    await waiting.until(lambda: sent == [signal.SIGTERM])
+    virtual.pass_at_once(300, monkeypatch)
     await ends(task)
+    assert sent == [signal.SIGTERM, signal.SIGKILL]
 
 
 async def test_the_deadline_ends_the_pod(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,12 +493,13 @@ async def test_the_deadline_ends_the_pod(bench: Bench, monkeypatch: pytest.Monke
     assert ended["message"] == "Pod was active on the node longer than the specified deadline"
 
 
-async def test_a_pod_is_evicted_for_its_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_is_evicted_for_its_disk(bench: Bench, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, in the kubelet's words, as its end and as an event."""
-    monkeypatch.setattr(pod, "EVICTION_SECONDS", 0.05)
     task = bench.start(one("c", DEAF))
-    await waiting.until(lambda: bench.record("c")["state"] == "running")
+    await waiting.until(lambda: b"up" in bench.log("c"))
     bench.pod.evict("Usage of …")
+    await waiting.until(lambda: sent == [signal.SIGTERM])
+    virtual.pass_at_once(pod.EVICTION_SECONDS, monkeypatch)
     await ends(task)
     assert bench.all.reporter.report["ended"] == {"reason": "Evicted", "message": "Usage of …"}
     assert bench.events("Evicted") == ["Usage of …"]
@@ -508,8 +530,11 @@ async def test_the_deadline_is_the_kubelet_s_whose_clock_differs(
 
 async def test_the_deadline_is_kept_without_a_kubelet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """By this node's clock, after some patience."""
-    monkeypatch.setattr(pod, "CLOCK_SECONDS", 0.05)
-    await ends(bench.start(one("c", WAIT), deadline_at=time.time() - 100))
+    task = bench.start(one("c", WAIT), deadline_at=time.time() - 100)
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
+    assert bench.all.reporter.report["ended"] is None
+    virtual.pass_at_once(pod.CLOCK_SECONDS, monkeypatch)
+    await ends(task)
     assert bench.all.reporter.report["ended"]
 
 
@@ -522,12 +547,16 @@ async def test_ending_a_pod_that_initializes_stops_the_init_container(bench: Ben
     assert bench.began == ["i"]
 
 
-async def test_slurm_s_kill_wait_bounds_the_grace(bench: Bench) -> None:
+async def test_slurm_s_kill_wait_bounds_the_grace(
+    bench: Bench, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pod with a long grace is killed by the agent before Slurm kills the agent, so that its end is reported."""
-    task = bench.start(one("c", DEAF), grace_seconds=300)
-    bench.all.box.facts.kill_wait_seconds = 1.0
-    await waiting.until(lambda: bench.record("c")["state"] == "running")
+    task = bench.start(one("c", DEAF), grace_seconds=3000)
+    bench.all.box.facts.kill_wait_seconds = 300.0
+    await waiting.until(lambda: b"up" in bench.log("c"))
     bench.pod.end("Signalled")
+    await waiting.until(lambda: sent == [signal.SIGTERM])
+    virtual.pass_at_once(299, monkeypatch)
     await ends(task)
     assert bench.exit_code("c") == 137
 
@@ -578,9 +607,13 @@ class Commands:
         raise AssertionError
 
 
+PERIOD, PATIENCE = 100, 10
+"""Seconds of a probe."""
+
+
 def probe(command: str, **numbers: Any) -> dict[str, Any]:
-    """An exec probe that is asked often."""
-    return {"exec": {"command": [command]}, "periodSeconds": 0.02, "timeoutSeconds": 0.05, **numbers}
+    """An exec probe."""
+    return {"exec": {"command": [command]}, "periodSeconds": PERIOD, "timeoutSeconds": PATIENCE, **numbers}
 
 
 async def test_a_container_without_probes_is_started_and_ready(bench: Bench) -> None:
@@ -595,11 +628,14 @@ async def test_a_startup_probe_holds_back_what_comes_after(bench: Bench, monkeyp
     monkeypatch.setattr(execs, "execute", commands.execute)
     sidecar = one("s", WAIT, "sidecar", startup_probe=probe("up", failureThreshold=1000), liveness_probe=probe("alive"))
     task = bench.start(sidecar, one("c", "true"))
-    await waiting.until(lambda: commands.ran.count("up") > 2)
+    for count in (1, 2, 3):
+        await waiting.until(lambda count=count: commands.ran.count("up") == count)  # type: ignore[misc]
+        virtual.pass_at_once(PERIOD, monkeypatch)
     assert bench.began == ["s"]
     assert "alive" not in commands.ran
     assert not bench.record("s")["started"]
     commands.answers["up"] = (0, "")
+    virtual.pass_at_once(PERIOD, monkeypatch)
     await ends(task)
     assert bench.began == ["s", "c"]
 
@@ -613,8 +649,10 @@ async def test_readiness_follows_its_probe_both_ways(bench: Bench, monkeypatch: 
     assert bench.events("Unhealthy")[0] == "Readiness probe failed: not yet"
     assert not bench.record("c")["ready"]
     commands.answers["ready"] = (0, "")
+    virtual.pass_at_once(PERIOD, monkeypatch)
     await waiting.until(lambda: bench.record("c")["ready"])
     commands.answers["ready"] = (1, "")
+    virtual.pass_at_once(PERIOD, monkeypatch)
     await waiting.until(lambda: not bench.record("c")["ready"])
     assert bench.record("c")["restart_count"] == 0
 
@@ -624,6 +662,12 @@ async def test_a_failed_liveness_probe_restarts_the_container(bench: Bench, monk
     commands = Commands()
     monkeypatch.setattr(execs, "execute", commands.execute)
     task = bench.start(one("c", WAIT, liveness_probe=probe("hangs", failureThreshold=2)), restart_policy="Always")
+    await waiting.until(lambda: commands.ran)
+    virtual.pass_at_once(PATIENCE, monkeypatch)
+    await waiting.until(lambda: bench.events("Unhealthy"))
+    virtual.pass_at_once(PERIOD, monkeypatch)
+    await waiting.until(lambda: len(commands.ran) == 2)
+    virtual.pass_at_once(PATIENCE, monkeypatch)
     await waiting.until(lambda: bench.record("c")["restart_count"] == 1)
     assert bench.events("Killing")[0] == "Container c failed liveness probe, will be restarted"
     assert len(commands.ran) >= 2
@@ -636,14 +680,17 @@ async def test_a_pre_stop_hook_runs_before_the_signal(bench: Bench, monkeypatch:
     """And one that hangs costs the grace, no more."""
     commands = Commands(bye=(0, ""))
     monkeypatch.setattr(execs, "execute", commands.execute)
-    monkeypatch.setattr(running, "LEAST_SECONDS", 0.3)
+    monkeypatch.setattr(running, "LEAST_SECONDS", TIMEOUT)
     hook = {"preStop": {"exec": {"command": ["bye"]}}}
     task = bench.start(
         one("c", WAIT, lifecycle=hook), one("d", WAIT, lifecycle={"preStop": {"exec": {"command": ["hangs"]}}})
     )
     for name in "cd":
         await waiting.until(lambda name=name: b"up" in bench.log(name))  # type: ignore[misc]
-    bench.pod.end("Deleted", grace_seconds=0.1)
+    bench.pod.end("Deleted", grace_seconds=3000)
+    await waiting.until(lambda: bench.exit_code("c") == 7)
+    assert bench.record("d")["state"] == "running"
+    virtual.pass_at_once(3000, monkeypatch)
     await ends(task)
     assert set(commands.ran) == {"bye", "hangs"}
     assert [bench.exit_code(name) for name in "cd"] == [7, 7]

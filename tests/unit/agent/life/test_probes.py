@@ -14,7 +14,7 @@ import pytest
 
 from hpk import pki
 from hpk.agent.life import hooks, httpget, probes
-from tests import background, waiting
+from tests import background, virtual, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,6 +53,7 @@ class Server:
 
     def __init__(self) -> None:
         self.requests: list[str] = []
+        self.is_asked = asyncio.Event()
         self.port = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,6 +64,7 @@ class Server:
             writer.close()
             return
         self.requests.append(head)
+        self.is_asked.set()
         path = head.split(" ")[1]
         answers = {
             "/ok?code=204": b"HTTP/1.1 204 No Content\r\n\r\n",
@@ -216,9 +218,12 @@ async def test_a_tls_server_need_not_say_farewell(tmp_path: Path) -> None:
             is_over.set()
 
 
-async def test_a_silent_server_times_out(server: Server) -> None:
+async def test_a_silent_server_times_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is Go's."""
-    text = await check({"httpGet": {"path": "/slow", "port": server.port}}, seconds=0.05)
+    checking = asyncio.create_task(check({"httpGet": {"path": "/slow", "port": server.port}}, seconds=3600))
+    await server.is_asked.wait()
+    virtual.pass_at_once(3600, monkeypatch)
+    text = await checking
     assert "context deadline exceeded" in str(text)
 
 
@@ -319,6 +324,7 @@ def test_ports_are_numbers_or_names() -> None:
     assert httpget.resolve_port("80", {}) == 80
 
 
+@pytest.mark.virtual_time
 async def test_a_probe_that_fails_in_an_unforeseen_way_counts_as_failed_and_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -336,14 +342,21 @@ async def test_a_probe_that_fails_in_an_unforeseen_way_counts_as_failed_and_is_a
     )
     context: Any = SimpleNamespace(reporter=reporter, is_stopping=asyncio.Event())
     ready: list[bool] = []
+    is_ready_again = asyncio.Event()
+
+    def set_ready(is_ready: bool) -> None:  # noqa: FBT001 - a setter
+        ready.append(is_ready)
+        if len(ready) == 3:
+            is_ready_again.set()
+
     target: Any = SimpleNamespace(
-        plan={"name": "c", "kind": "app", "readiness_probe": {"periodSeconds": 0.001, "failureThreshold": 2}},
+        plan={"name": "c", "kind": "app", "readiness_probe": {"failureThreshold": 2}},
         is_running=True,
         set_started=lambda: None,
-        set_ready=ready.append,
+        set_ready=set_ready,
     )
     watching = asyncio.create_task(probes.watch(context, target))
-    await waiting.until(lambda: len(ready) >= 3)
+    await is_ready_again.wait()
     await background.end(watching)
     assert ready == [True, False, True]
     assert "RuntimeError: unforeseen" in events[0]
@@ -358,8 +371,10 @@ async def test_name_servers_that_do_not_answer_hold_up_nothing_else(monkeypatch:
 
     monkeypatch.setattr("socket.getaddrinfo", hang)
     probes_of_names = [
-        asyncio.create_task(check({"tcpSocket": {"host": "slow.example", "port": 1}}, seconds=0.01)) for _ in range(50)
+        asyncio.create_task(check({"tcpSocket": {"host": "slow.example", "port": 1}}, seconds=3600)) for _ in range(50)
     ]
+    await waiting.turns()
+    virtual.pass_at_once(3600, monkeypatch)
     try:
         assert all("i/o timeout" in str(text) for text in await asyncio.gather(*probes_of_names))
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), timeout=60) == "done"

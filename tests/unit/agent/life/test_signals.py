@@ -100,9 +100,10 @@ async def test_a_warning_that_comes_too_early_waits(
     assert [round(at - began_at) for at in ends] == due
 
 
+@pytest.mark.virtual_time
 async def test_the_user_s_signal_comes_before_the_end(listening: Listening) -> None:
     """What --signal asks for goes to the containers, and the pod's end begins when it must."""
-    pod = listening({"end_after": 0.05, "signal": signal.SIGUSR1, "signal_after": 0.0})
+    pod = listening({"end_after": 5.0, "signal": signal.SIGUSR1, "signal_after": 0.0})
     os.kill(os.getpid(), jobdir.WARNING_SIGNAL)
     await pod.until([signal.SIGUSR1, "TimeLimit"])
 
@@ -116,11 +117,9 @@ async def test_the_warning_is_no_echo_of_the_same_signal_from_the_user(listening
     await pod.until([signal.SIGUSR1, signal.SIGUSR1])
 
 
-async def test_a_signal_that_was_asked_for_is_handed_on_and_ends_nothing(
-    listening: Listening, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.virtual_time
+async def test_a_signal_that_was_asked_for_is_handed_on_and_ends_nothing(listening: Listening) -> None:
     """Once, though scancel --full reaches the agent by several ways."""
-    monkeypatch.setattr(signals, "SAME_SECONDS", 3600.0)
     pod = listening({"end_after": None, "signal": signal.SIGUSR1, "signal_after": 0.0})
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Bench:
     """The pod, and whether its agent is connected."""
@@ -50,9 +52,8 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    """A pod whose agent looks often."""
-    monkeypatch.setattr(wishes, "LOOK_SECONDS", 0.01)
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    """A pod whose agent looks."""
     made = Bench(tmp_path)
     task = asyncio.create_task(made.wishes.watch())
     yield made

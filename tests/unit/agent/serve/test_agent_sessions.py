@@ -338,13 +338,17 @@ async def test_no_container_no_command(bench: Bench) -> None:
     assert "CrashLoopBackOff" in end.error
 
 
-async def test_a_probe_s_command_that_takes_too_long_is_killed(bench: Bench) -> None:
+async def test_a_probe_s_command_that_takes_too_long_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller hears of the time-out; the process goes, as it does when the caller itself is cancelled."""
-    with pytest.raises(TimeoutError):
-        await execs.execute(bench.all, bench.target, ["sleep", "1000"], timeout_seconds=0.01)
     pipe = bench.directory / "pipe"
     os.mkfifo(pipe)
     command = ["sh", "-c", f"echo $$ > {pipe}; exec sleep 1000"]
+    asking = asyncio.create_task(execs.execute(bench.all, bench.target, command, timeout_seconds=3600))
+    process = int(await asyncio.to_thread(pipe.read_text))
+    virtual.pass_at_once(3600, monkeypatch)
+    with pytest.raises(TimeoutError):
+        await asking
+    await gone(process)
     asking = asyncio.create_task(execs.execute(bench.all, bench.target, command))
     process = int(await asyncio.to_thread(pipe.read_text))
     await background.end(asking)
@@ -400,7 +404,6 @@ async def test_attached_input_reaches_the_container_and_ends_once(bench: Bench) 
 
 async def test_input_stays_open_for_the_next_client(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without stdinOnce clients come, are let go when they have no more to say, and the container runs on."""
-    monkeypatch.setattr(agent_sessions, "LINGER_SECONDS", 0.02)
     bench.target.plan["stdin_once"] = False
     capture = bench.contain()
     for text in (b"one\n", b"two\n"):
@@ -408,6 +411,8 @@ async def test_input_stays_open_for_the_next_client(bench: Bench, monkeypatch: p
         task = bench.serve(ATTACH, client)
         client.types(text, then_closes=True)
         assert await asyncio.to_thread(os.read, bench.theirs["stdin"], 100) == text
+        await client.is_asked.wait()
+        virtual.pass_at_once(agent_sessions.LINGER_SECONDS, monkeypatch)
         assert (await ended(task)).error == ""
     await finish(bench, capture)
 
@@ -449,7 +454,6 @@ async def test_attached_input_that_nobody_wants_is_dropped(bench: Bench) -> None
 
 async def test_an_attached_client_that_does_not_read_is_let_go(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the container back for some seconds, and not for ever; the log has everything."""
-    monkeypatch.setattr(capturing, "PATIENCE_SECONDS", 0.1)
     capture = bench.contain()
     client = Client()
     client.reads.clear()
@@ -461,8 +465,12 @@ async def test_an_attached_client_that_does_not_read_is_let_go(bench: Bench, mon
         for _ in range(2000):
             os.write(bench.theirs["stdout"], line)
 
+    writing = asyncio.create_task(asyncio.to_thread(write))
+    await client.is_held.wait()
+    await stays_full(bench.theirs["stdout"])
+    virtual.pass_at_once(capturing.PATIENCE_SECONDS, monkeypatch)
     async with asyncio.timeout(TIMEOUT):
-        await asyncio.to_thread(write)
+        await writing
     client.reads.set()
     end = await ended(task)
     assert end.reason == "SlowReader"

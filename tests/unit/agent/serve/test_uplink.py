@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk.agent.serve import uplink
-from tests import waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Far:
@@ -20,6 +21,7 @@ class Far:
     def __init__(self) -> None:
         self.attached: list[str] = []
         self.dialled = 0
+        self.is_dialled = asyncio.Event()
         self.is_answered = True
         self.told: list[int] = []
         self.closed = False
@@ -40,6 +42,7 @@ class Far:
 
     async def dial(self) -> Any:
         self.dialled += 1
+        self.is_dialled.set()
         return self
 
 
@@ -50,9 +53,8 @@ async def far() -> Far:
 
 
 @pytest.fixture
-async def make(far: Far, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[bool], uplink.Uplink]]:
+async def make(far: Far) -> AsyncIterator[Callable[[bool], uplink.Uplink]]:
     """Begins an uplink that has much patience, or none."""
-    monkeypatch.setattr(uplink, "RING_SECONDS", 0.01)
     made: list[uplink.Uplink] = []
 
     def begin(is_patient: bool) -> uplink.Uplink:  # noqa: FBT001 - the only thing that differs
@@ -79,14 +81,10 @@ async def test_where_nobody_answers_it_dials(far: Far, make: Callable[[bool], up
     assert (far.told, far.dialled) == ([3], 1)
 
 
-async def test_a_pod_that_lives_dials(
-    far: Far, make: Callable[[bool], uplink.Uplink], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pod_that_lives_dials(far: Far, make: Callable[[bool], uplink.Uplink]) -> None:
     """First it rings, so that it is seen to run; at its end the link is used."""
-    monkeypatch.setattr(uplink, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(uplink, "DIAL_SECONDS", 0.0)
     one = make(True)
-    await waiting.until(lambda: far.dialled == 1)
+    await far.is_dialled.wait()
     assert far.attached == ["ringer"]
     await one.told(9)
     assert (far.told, far.dialled) == ([9], 1)
@@ -95,7 +93,7 @@ async def test_a_pod_that_lives_dials(
 async def test_a_pod_that_is_waited_for_dials_at_once(far: Far, make: Callable[[bool], uplink.Uplink]) -> None:
     """Nothing rings."""
     make(False)
-    await waiting.until(lambda: far.dialled == 1)
+    await far.is_dialled.wait()
     assert far.attached == []
 
 

@@ -13,7 +13,7 @@ import pytest
 from hpk import errors
 from hpk.link import sessions
 from hpk.node.streams import remote, spdy, wire
-from tests import virtual
+from tests import virtual, waiting
 from tests.fakes import pods as fakes
 from tests.fakes.kubelet import World
 from tests.fakes.streams import Spdy, WebSocket, masked
@@ -185,11 +185,14 @@ async def test_a_client_that_tells_no_size_has_its_terminal(
     world: World, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """It is not waited for for ever."""
-    monkeypatch.setattr(remote, "SIZE_SECONDS", 0.01 if how == "says nothing" else 60)
+    monkeypatch.setattr(remote, "SIZE_SECONDS", 60)
     client = await Spdy.open(world)
     numbers = await client.remote(f"{ALL}&tty=1", "v4.channel.k8s.io", "stdin", "stdout", "resize")
     if how == "closes the stream":
         client.send(numbers[3], b"", is_last=True)
+    else:
+        await waiting.turns()
+        virtual.pass_at_once(remote.SIZE_SECONDS, monkeypatch)
     session = await world.opener.opened.get()
     assert session.request == sessions.Exec(
         container="c", argv=("cat", "a b"), stdin=True, stdout=True, stderr=False, tty=True
@@ -425,12 +428,12 @@ async def test_pings_are_answered_and_ours_are_not(world: World) -> None:
 
 async def test_streams_that_do_not_come(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while the client is hung up on; a stream that was not asked for is reset."""
-    monkeypatch.setattr(remote, "STREAMS_SECONDS", 0.05)
     client = await Spdy.open(world)
     await client.start(f"{EXEC}&output=1", "v4.channel.k8s.io")
     number = client.stream(streamtype="stdin")
     await client.until_ended(number)
     assert client.reset == {number: spdy.PROTOCOL_ERROR}
+    virtual.pass_at_once(remote.STREAMS_SECONDS, monkeypatch)
     while not client.has_gone:
         await client.frame()
     await client.until_closed()
@@ -439,11 +442,12 @@ async def test_streams_that_do_not_come(world: World, monkeypatch: pytest.Monkey
 
 async def test_a_client_that_does_not_hang_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for, for it may still be reading; then it is cut off."""
-    monkeypatch.setattr(wire, "FINISH_SECONDS", 0.05)
     client = await Spdy.open(world)
     error, _ = await client.remote(f"{EXEC}&output=1", "v4.channel.k8s.io", "stdout")
     await (await world.opener.opened.get()).say(sessions.Ended(exit_code=0))
     await client.until_ended(error)
+    await waiting.turns()
+    virtual.pass_at_once(wire.FINISH_SECONDS, monkeypatch)
     await client.until_closed()
 
 
@@ -526,11 +530,11 @@ async def test_a_size_that_came_while_the_kubelet_was_late_counts(monkeypatch: p
     """Its time is over, and it is there."""
     inbox = new_inbox()
     loop = asyncio.get_running_loop()
-    waiting = asyncio.create_task(remote.Sizes(inbox).first())
+    first = asyncio.create_task(remote.Sizes(inbox).first())
     await asyncio.sleep(0)
     virtual.pass_at_once(remote.SIZE_SECONDS, monkeypatch)
     loop.call_soon(inbox.put, b'{"Width":3,"Height":4}')
-    assert await waiting == (3, 4)
+    assert await first == (3, 4)
 
 
 def test_sizes_of_hostile_clients() -> None:
