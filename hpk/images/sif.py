@@ -30,7 +30,7 @@ ENTRYPOINT: Final = ("/.singularity.d/actions/exec", "/.singularity.d/runscript"
 
 _HEADER: Final = struct.Struct("<32s10s3s3s16s8q")
 _DESCRIPTOR: Final = struct.Struct("<i?12x2q40x128s384s")
-"""Without the object's number, group and link, its padded size, its times and its owner."""
+"""Skips the object's number, group and link, its padded size, its times and its owner."""
 _PARTITION: Final = struct.Struct("<ii3s")
 _MAGIC: Final = b"SIF_MAGIC\0"
 _SQUASHFS_MAGIC: Final = b"hsqs"

@@ -32,7 +32,7 @@ MOST_FOR_POD = 256
 MOST = 512
 """Sessions of all pods at a time: each may hold two megabytes of the control plane's memory."""
 MOST_WISHES = 2 * MOST_FOR_POD + 16
-"""Messages that may wait for one agent; if there are more, it does not read, and its stream is ended."""
+"""Messages that may wait for one agent. More are refused, because it does not read; its next report ends its stream."""
 NEEDED_PROTOCOL = 2
 LOST = sessions.Ended(error="the connection to the pod's agent was lost", reason="LinkLost")
 
@@ -46,6 +46,8 @@ class AgentStream:
 
     def put(self, message: link_pb2.KubeletMessage | None) -> bool:
         """Queue a message, or None to end the stream; return whether there was room."""
+        if message is None and self.outbox.full():
+            self.outbox.get_nowait()  # the end must not be lost
         try:
             self.outbox.put_nowait(message)
         except asyncio.QueueFull:

@@ -182,7 +182,7 @@ def choose(wanted: str, site: Mapping[str, Any]) -> str:
     if wanted == "auto":
         return next((mode for mode, missing in lacks.items() if not missing), "host")
     if missing := lacks.get(wanted):
-        raise errors.Fatal(f"Cannot use network '{wanted}' here: {'; '.join(missing)} (HPK_NETWORK=host needs none)")
+        raise errors.Fatal(f"Cannot use network '{wanted}' here: {'; '.join(missing)} (HPK_NETWORK=host needs nothing)")
     return wanted
 
 

@@ -167,5 +167,5 @@ class ClusterCapacity:
         return next((name for name, partition in self.partitions.items() if partition.is_default), None)
 
     def candidates(self, named: Iterable[str]) -> dict[str, Partition | None]:
-        """Return the partitions in which a job may run: those that it names, else the default; None for an unknown."""
+        """Return the partitions in which a job may run: those that it names, or the default; unknown ones are None."""
         return {name: self.partitions.get(name) for name in list(named) or [self.default_partition or ""]}

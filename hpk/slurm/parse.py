@@ -280,8 +280,8 @@ def job_details(text: str) -> model.Job | None:
     )
 
 
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
-"""Kubernetes' and the registries' names by those of ``uname -m``, which slurmd reports."""
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
+"""Kubernetes' and the registries' names by those of ``uname -m``, which slurmd reports, where they differ."""
 
 
 def architectures(text: str) -> dict[str, str]:

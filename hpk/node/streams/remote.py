@@ -76,7 +76,7 @@ class SpdyClient:
         """Wait for all streams; return whether they were opened in time."""
         is_ready = await aiotasks.in_time(self._are_there.wait(), STREAMS_SECONDS)
         if not is_ready:
-            LOG.warning("Hanging up on a client that does not open its streams", missing=sorted(self._missing))
+            LOG.warning("Disconnecting a client that does not open its streams", missing=sorted(self._missing))
         return is_ready
 
     async def send(self, channel: int, data: bytes) -> None:

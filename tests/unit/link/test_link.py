@@ -8,10 +8,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from hpk import errors, jobdir
-from hpk.link import client
+from hpk.link import client, kubelet_end, link_pb2, link_pb2_grpc
 from tests import virtual
 from tests.fakes import link
 
@@ -143,6 +145,34 @@ async def test_a_new_stream_of_a_pod_replaces_the_old(kubelet: link.Kubelet) -> 
     async with asyncio.timeout(link.TIMEOUT):
         await kubelet.wishes.get()
     assert ("disconnected", "pod-1") not in kubelet.heard
+
+
+async def test_an_agent_that_does_not_read_loses_its_stream(
+    kubelet: link.Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the stream would stay open, and nobody would take its reports."""
+    monkeypatch.setattr(kubelet_end, "MOST_WISHES", 4)
+    volumes: Any = [{"name": "v" * 100_000}]
+    certificate, key = link.authority().issue("pod-1")
+    credentials = grpc.ssl_channel_credentials(link.authority().pem, key, certificate)
+    target = f"127.0.0.1:{json.loads(kubelet.endpoint.read_text())['port']}"
+    hello = link_pb2.Hello(protocol=client.PROTOCOL, uid="pod-1", job_id="7")
+    async with (
+        asyncio.timeout(link.TIMEOUT),
+        grpc.aio.secure_channel(target, credentials, options=client.OPTIONS) as channel,
+    ):
+        call = link_pb2_grpc.LinkStub(channel).Attach()
+        await call.write(link_pb2.AgentMessage(hello=hello))
+        await kubelet.until(("connected", "pod-1"))
+        misses = 0
+        while misses < 10:
+            misses = 0 if kubelet.server.renew("pod-1", volumes) else misses + 1
+            await asyncio.sleep(0.01)
+        await call.write(link_pb2.AgentMessage(report=link_pb2.Report(sequence=1, json=report(1))))
+        await kubelet.until(("pod-1", {"sequence": 1}))
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    await kubelet.until(("disconnected", "pod-1"))
 
 
 async def test_a_container_s_plan_reaches_the_agent_byte_for_byte(kubelet: link.Kubelet) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hpk.node import host
 from hpk.slurm import model, parse
 from tests.fakes import slurm as fake
 
@@ -280,6 +283,14 @@ def test_architectures_are_named_as_registries_do() -> None:
         "NodeName=n1 CoresPerSocket=1 CPUAlloc=0 State=UNKNOWN \n"
     )
     assert parse.architectures(text) == {"c1": "amd64", "g1": "arm64"}
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "i686", "armv7l", "ppc64le", "riscv64", "s390x"])
+def test_a_compute_node_has_the_architecture_of_an_equal_host(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise every pod would be refused: the images would seem to be for another machine."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    found = parse.architectures(f"NodeName=c1 Arch={machine} CoresPerSocket=4 \n")
+    assert found == {"c1": host.read(identity="x").architecture}
 
 
 def test_partitions_names_are_read_from_scontrol() -> None:
