@@ -24,7 +24,7 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def in_time(awaited: Awaitable[object], seconds: float) -> bool:
-    """Wait for it, but no longer than this; return whether it ended in time.
+    """Wait for it, and cancel it after this time; return whether it ended before.
 
     Not asyncio.wait_for: before Python 3.12 it loses a cancellation that arrives together with the result.
     """

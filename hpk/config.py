@@ -38,7 +38,7 @@ class Settings:
     image_gc_low_threshold_percent: int = 80
     """Percentage at which that removal ends (imageGCLowThresholdPercent)."""
     image_minimum_gc_age: float = 120.0
-    """Seconds for which an image is kept at least after its last use (imageMinimumGCAge)."""
+    """Least seconds for which an image is kept after its last use (imageMinimumGCAge)."""
     image_maximum_gc_age: float = 0.0
     """Seconds after which an unused image is removed even if there is space; 0 is never (imageMaximumGCAge)."""
     scratch: str = "${TMPDIR:-/tmp}"
@@ -136,7 +136,7 @@ LEAST = {
     "container_log_max_files": 2,  # as the kubelet
     "control_plane_memory": 64,
 }
-"""Least values: smaller ones would spin, never start, or remove all images."""
+"""Least values: smaller ones would spin, never start, remove all images, or keep no logs."""
 SCRIPT_VARIABLES = {"HPK_BIND"}
 """Variables that only hpk.sbatch reads."""
 SMALLEST_NETWORK = 30

@@ -64,11 +64,12 @@ class JobPoll:
         """Ask Slurm if it is time; return whether it has answered."""
         if self._loop.time() < self._due_at:
             return False
-        self._due_at = self._loop.time() + self._pauses.failed()
         try:
             self.jobs = await self._slurm.jobs()
         except errors.SlurmUnavailable:
             return False
+        finally:  # not before: Slurm may answer more slowly than the pauses last
+            self._due_at = self._loop.time() + self._pauses.failed()
         return True
 
 

@@ -49,7 +49,7 @@ def _image(settings: config.Settings) -> str:
     target = settings.state / "hpk.sif"
     named = next((os.environ[name] for name in IMAGE_VARIABLES if os.environ.get(name)), None)
     if named is None:
-        return f"Image     not installed: this command does not run in hpk.sif; put that at {target}"
+        return f"Image     not installed, because this command does not run in one; put hpk.sif at {target}"
     source = Path(named)
     if not source.is_file():
         raise errors.Fatal(

@@ -102,7 +102,7 @@ class Terms:
             self._path(number).unlink()
 
     def forget(self, before: int) -> None:
-        """Remove files so old that nobody can take their numbers for free ones."""
+        """Remove files so old that nobody can take their numbers for free ones, if the file system permits."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._directory):  # noqa: PTH208 - names
                 if name.isdigit() and int(name) <= before - KEPT:

@@ -19,7 +19,7 @@ class Troubles:
     def tell(self, name: str, text: str) -> None:
         """Record a problem; an empty text clears it."""
         if text and name not in self._found:
-            logger.warning("The control plane has a problem that it cannot solve", what=name, why=text)
+            logger.warning("The control plane has a problem that it cannot repair", what=name, why=text)
         elif not text and name in self._found:
             logger.info("The problem is over", what=name)
         self._found.pop(name, None)
