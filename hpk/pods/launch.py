@@ -41,7 +41,7 @@ class Launch:
     Attributes:
         images: (image, image id) by container name, where resolved.
         waiting: (reason, message) by container name, of those that do not run yet.
-        failure: Why the pod failed without a job; None if it has not.
+        failure: Why the kubelet failed the pod; None if it has not.
         lanes: The pod's lanes in the gate.
         tokens: The renewal of its service-account tokens, from its submission on.
     """
