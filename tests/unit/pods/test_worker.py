@@ -388,6 +388,15 @@ async def test_what_fails_beside_a_pod_s_rounds_is_told_on_it(world: path.World)
     assert [event.reason for event in world.told()] == ["FailedSync"]
 
 
+async def test_work_beside_rounds_ends_with_the_kubelet(world: path.World) -> None:
+    """Nothing that belongs to a pod runs on after the kubelet has stopped."""
+    uid = await running(world)
+    task = world.pods.beside(uid, lambda: asyncio.sleep(3600.0))
+    await asyncio.sleep(0)
+    await world.stop()
+    assert task.cancelled()
+
+
 async def test_a_pod_that_is_refused_gets_no_job(world: path.World) -> None:
     """Refused by name: Failed, with the field in the message."""
     world.create(hostPID=True)
