@@ -112,7 +112,7 @@ class Launch:
         except gate.LaneClosed as held:
             if str(held) != self._told_hold:
                 self._told_hold = str(held)
-                self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Held: other pods cannot be submitted: {held}")
+                self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Held because of another pod's error: {held}")
             return held.seconds
         except errors.Retryable as error:
             return self._failed_for_now(pod, error)
