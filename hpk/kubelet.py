@@ -45,7 +45,7 @@ class Kubelet:
 
     Args:
         history: A client that may list events: the node's own identity may only write them.
-        around: What the binder counts as being on the node; the watch of its pods keeps it.
+        around: What is on the node, shared with the binder; the watch of the pods keeps it current.
     """
 
     def __init__(

@@ -128,10 +128,7 @@ ONLY: dict[str, tuple[frozenset[str], str]] = {
         "the node's profiles are not read; use RuntimeDefault",
     ),
     "AppArmorProfile.type": (frozenset({"Unconfined"}), "only an administrator can load profiles"),
-    "EmptyDirSource.medium": (
-        frozenset({"Memory"}),
-        "only the administrator can reserve huge pages; use Memory",
-    ),
+    "EmptyDirSource.medium": (frozenset({"Memory"}), "only root can reserve huge pages; omit it, or use Memory"),
 }
 """Fields of which only these values and the empty one are supported."""
 

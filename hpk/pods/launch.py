@@ -41,7 +41,7 @@ class Launch:
     Attributes:
         images: (image, image id) by container name, where resolved.
         waiting: (reason, message) by container name, of those that do not run yet.
-        failure: Why the pod failed without a job; None if it has not.
+        failure: Why the kubelet failed the pod; None if it has not.
         lanes: The pod's lanes in the gate.
         tokens: The renewal of its service-account tokens, from its submission on.
     """
@@ -112,7 +112,7 @@ class Launch:
         except gate.LaneClosed as held:
             if str(held) != self._told_hold:
                 self._told_hold = str(held)
-                self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Held: other pods cannot be submitted: {held}")
+                self._s.recorder.tell(pod, "Warning", "FailedSubmit", f"Held because of another pod's error: {held}")
             return held.seconds
         except errors.Retryable as error:
             return self._failed_for_now(pod, error)

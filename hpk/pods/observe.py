@@ -140,7 +140,7 @@ def _between(since: float | None, now: float) -> float | None:
 
 
 def deadline_left(pod: v1.Pod, started_at: datetime | None, *, now: float) -> float | None:
-    """Return the seconds until activeDeadlineSeconds are over, 0 if they are; None if none are counted."""
+    """Return the seconds until activeDeadlineSeconds are over, 0 if they are; None without a deadline or a start."""
     seconds = pod.spec.active_deadline_seconds
     if seconds is None or started_at is None:
         return None

@@ -63,7 +63,7 @@ class Tenancy:
 
     @property
     def state(self) -> allocations.AllocationState | None:
-        """The job's state according to Slurm or, once it is known, to its end's evidence; None without a job."""
+        """The job's state according to Slurm, or to the evidence about its end, if any; None without a job."""
         if self.allocation is None:
             return None
         state = self.words.state if self.words else self._s.allocator.observe(self.allocation)

@@ -21,7 +21,7 @@ UNHEARD_SECONDS = 60.0
 """What an agent that is not connected may take beyond the grace: it may need half a minute to notice, and its wish file
 passes through the caches of a shared file system."""
 OFF_LINE_LOOK_SECONDS = 3.0
-"""How often the pod is checked whose agent should be ending it, and is not connected or accepts no messages."""
+"""How often a pod that must end is checked while its agent is not connected or accepts no messages."""
 
 
 class Termination:

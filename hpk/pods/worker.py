@@ -133,7 +133,7 @@ class Worker:
         return again
 
     async def _act_all_the_same(self, found: observe.PodObject | None) -> None:
-        """Tell a connected agent what is due although Slurm or the file system does not answer."""
+        """Ask the agent for what is due although Slurm or the file system does not answer."""
         if self._tenancy.allocation is None:
             return  # nothing is concluded about a pod without a job before it was looked for
         decision = life.decide(self._observe(found))

@@ -75,6 +75,12 @@ def test_a_policy_for_what_never_happens_is_accepted_for_a_listed_reason(
     assert why in row.reason
 
 
+def test_the_refusal_of_huge_pages_names_both_media_that_work() -> None:
+    """The default one as well: memory counts against the pod's limit, the disk does not."""
+    (sentence,) = fields.unsupported(spec(volumes=[{"name": "v", "emptyDir": {"medium": "HugePages"}}]))
+    assert sentence.endswith("; omit it, or use Memory)")
+
+
 @pytest.mark.parametrize("empty", [None, False, 0, "", [], {}])
 def test_an_unknown_field_that_asks_for_nothing_is_not_named(empty: Any) -> None:
     """The API server fills in such defaults itself."""

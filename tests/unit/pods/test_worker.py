@@ -388,6 +388,15 @@ async def test_what_fails_beside_a_pod_s_rounds_is_told_on_it(world: path.World)
     assert [event.reason for event in world.told()] == ["FailedSync"]
 
 
+async def test_work_beside_rounds_ends_with_the_kubelet(world: path.World) -> None:
+    """Nothing that belongs to a pod runs on after the kubelet has stopped."""
+    uid = await running(world)
+    task = world.pods.beside(uid, lambda: asyncio.sleep(3600.0))
+    await asyncio.sleep(0)
+    await world.stop()
+    assert task.cancelled()
+
+
 async def test_a_pod_that_is_refused_gets_no_job(world: path.World) -> None:
     """Refused by name: Failed, with the field in the message."""
     world.create(hostPID=True)
@@ -405,20 +414,37 @@ async def test_finished_pods_leave_no_worker(world: path.World) -> None:
     assert world.agents.newest(uid) is None
 
 
+def replica(world: path.World, name: str) -> str:
+    """A pod of a ReplicaSet; its UID."""
+    owner = {"kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
+    spec = {"nodeName": "hpk", "containers": [{"name": "c", "image": "i"}]}
+    meta = {"name": name, "namespace": "ns", "ownerReferences": [owner]}
+    return str(world.api.put(f"{path.PODS}/{name}", {"metadata": meta, "spec": spec})["metadata"]["uid"])
+
+
 async def test_a_replica_waits_where_another_was_refused_for_good(world: path.World) -> None:
     """It stays Pending, tells sbatch's words, and is submitted when its turn has come."""
     world.gate._pauses["refused"] = backoff.BackoffPolicy(first_seconds=0.3, cap_seconds=0.3)
     world.allocator.refusals = [errors.JobRefused("Invalid account")]
     for name in ("first", "second"):
-        owner = {"kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}
-        spec = {"nodeName": "hpk", "containers": [{"name": "c", "image": "i"}]}
-        meta = {"name": name, "namespace": "ns", "ownerReferences": [owner]}
-        world.api.put(f"{path.PODS}/{name}", {"metadata": meta, "spec": spec})
+        replica(world, name)
         await world.until(lambda: world.status("first").get("phase") == "Failed")
     assert world.allocator.submitted == []
     await world.until(lambda: len(world.allocator.submitted) == 1)
     assert world.status("second").get("phase") != "Failed"
     assert world.preparer.asked == 2
+
+
+async def test_a_replica_that_another_one_s_failure_holds_does_not_blame_sbatch(world: path.World) -> None:
+    """The other was submitted, and failed at once."""
+    uid = replica(world, "first")
+    await world.until(lambda: world.allocator.submitted == [uid])
+    world.gate._pauses["failed"] = backoff.BackoffPolicy(first_seconds=60.0)
+    world.gate.failed_at_once(world.pods._workers[uid]._launch.lanes, "pod ns/first failed at once")
+    second = replica(world, "second")
+    await world.until(lambda: world.gate_holds(second))
+    (held,) = [event for event in world.told() if event.reason == "FailedSubmit"]
+    assert held.message == "Held because of another pod's error: pod ns/first failed at once"
 
 
 async def test_a_job_that_slurm_forgot_is_asked_for_in_accounting(world: path.World) -> None:
