@@ -19,7 +19,7 @@ from hpk.aio import forever, memory, service, signals
 from hpk.controlplane import plane
 from hpk.kube import client, informer
 from hpk.network import sandbox, warm
-from hpk.node import host, lease, node, nodestatus
+from hpk.node import lease, node, nodestatus, systeminfo
 from hpk.pods import bind, events, occupants, runtime, schedule
 from hpk.slurm import client as slurm_client
 from hpk.slurm import runner
@@ -142,7 +142,7 @@ async def _meet_slurm(
         _node_facts(settings, control_plane, site),
         slurm_cluster.flags_of(settings),
         has_subordinate_ids=not sandbox.has_one_id(site),
-        has_selinux=host.has_selinux(),
+        has_selinux=systeminfo.has_selinux(),
         network=sandbox.choose(settings.network, site),
         node_object=lambda: nodes.named("", settings.node_name),
         runtime_handlers=lambda: runtime.handlers(runtime_classes),
@@ -204,13 +204,13 @@ async def _merge(document: bytes, *, instead: str) -> None:
 def _node_facts(
     settings: config.Settings, control_plane: plane.ControlPlane, site: Mapping[str, Any]
 ) -> nodestatus.NodeFacts:
-    machine = host.read(
+    machine = systeminfo.read(
         identity=control_plane.ca_pem.decode(),
         os_image=f"Slurm {site.get('slurm_version') or 'of unknown version'}",
     )
     return nodestatus.NodeFacts(
         name=settings.node_name,
-        host=machine,
+        system=machine,
         address=control_plane.api_address,
         hostname=settings.node_name,
         port=control_plane.kubelet_port.port,

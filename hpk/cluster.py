@@ -103,7 +103,7 @@ class ClusterMonitor:
             capacity=self.capacity,
             partition_names=self.partition_names,
             architectures=self.architectures,
-            architecture=self.facts.host.architecture,
+            architecture=self.facts.system.architecture,
             flags=self.flags,
             has_subordinate_ids=self._has_subordinate_ids,
             has_selinux=self._has_selinux,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpk import aiotasks, errors, kubeconfig
 from hpk.aio import signals
-from hpk.cli import host, reach
+from hpk.cli import reach, slurmaccess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ async def run(settings: config.Settings, *, port: int) -> int:
         errors.ApiUnavailable: No tunnel can be made; the message says why.
         errors.SlurmUnavailable: Slurm does not answer.
     """
-    with host.slurm(settings) as slurm:
+    with slurmaccess.slurm(settings) as slurm:
         way = await reach.through(settings, slurm, port=port, is_held=True)
         with signals.caught() as stop, _led(settings, way) as is_led:
             print(f"Connected to the control plane's job {way.job_id} on {way.host} by {way.by}: {way.server}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpk import errors, jobdir
 from hpk.aio import backoff
-from hpk.cli import findings, host, reach, up
+from hpk.cli import findings, reach, slurmaccess, up
 from hpk.controlplane import mounts
 from hpk.host import pack, probe, protocol
 from hpk.network import sandbox
@@ -78,7 +78,7 @@ async def run(settings: config.Settings, *, wait_seconds: float, is_json: bool) 
     directory = settings.state.absolute() / f"doctor-{secrets.token_hex(4)}"
     directory.mkdir(mode=0o700)
     try:
-        with host.slurm(settings) as slurm:
+        with slurmaccess.slurm(settings) as slurm:
             found = await _examine(settings, slurm, directory=directory, wait_seconds=wait_seconds)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -207,7 +207,7 @@ class ProbeWait:
     def __init__(
         self, slurm: client.Slurm, *, site: Mapping[str, Any], reached: tuple[str, ...], wait_seconds: float
     ) -> None:
-        self._poll = host.JobPoll(slurm, PAUSES)
+        self._poll = slurmaccess.JobPoll(slurm, PAUSES)
         self._site = site
         self._reached = reached
         self._loop = asyncio.get_running_loop()

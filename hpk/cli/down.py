@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpk import errors, kubeconfig
 from hpk.aio import backoff
-from hpk.cli import host, instance
+from hpk.cli import instance, slurmaccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ async def run(settings: config.Settings, *, is_keeping_pods: bool) -> int:
         errors.SlurmUnavailable: Slurm does not answer; what still runs is unknown.
     """
     state = settings.directory
-    with host.slurm(settings) as slurm:
+    with slurmaccess.slurm(settings) as slurm:
         jobs = await slurm.jobs()
         if (job := instance.control_plane(jobs, state)) is None:
             print("No control plane runs")

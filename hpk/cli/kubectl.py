@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, NoReturn
 
 from hpk import errors, kubeconfig
-from hpk.cli import host, reach
+from hpk.cli import reach, slurmaccess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,5 +73,5 @@ def _led(settings: config.Settings) -> dict[str, str]:
 
 
 async def _way(settings: config.Settings) -> reach.Way:
-    with host.slurm(settings) as slurm:
+    with slurmaccess.slurm(settings) as slurm:
         return await reach.find(settings, slurm)

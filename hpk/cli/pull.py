@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpk import errors
-from hpk.cli import host, serve
+from hpk.cli import serve, slurmaccess
 from hpk.images import store
 from hpk.network import sandbox
 
@@ -34,7 +34,7 @@ async def run(settings: config.Settings, *, names: Sequence[str], auth_file: Pat
     serve.configure_logging("warning", sys.stderr)
     login = credentials(auth_file)
     failed = 0
-    with host.slurm(settings) as slurm:
+    with slurmaccess.slurm(settings) as slurm:
         has_one_id = sandbox.has_one_id(await slurm.site(apptainer=settings.apptainer))
     async with store.ImageStore(
         settings.images_for(has_one_id=has_one_id), insecure=settings.insecure_registries, has_one_owner=has_one_id

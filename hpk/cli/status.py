@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpk.cli import cluster, host, instance
+from hpk.cli import cluster, instance, slurmaccess
 from hpk.controlplane import ending, ownership
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ NOT_RUNNING = 3
 
 async def run(settings: config.Settings) -> int:
     """Print the state; return 0 if the node is Ready, 3 if no control plane runs, else 1."""
-    with host.slurm(settings) as slurm:
+    with slurmaccess.slurm(settings) as slurm:
         jobs = await slurm.jobs()
         job = instance.expected(jobs, settings)
         for line in _slurm_lines(job, instance.pods(jobs, settings.directory)):

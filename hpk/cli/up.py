@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpk import errors, jobdir
 from hpk.aio import backoff
-from hpk.cli import cluster, data_files, host, instance
+from hpk.cli import cluster, data_files, instance, slurmaccess
 from hpk.controlplane import ownership, placement, version
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ async def run(settings: config.Settings, *, script: Path | None, options: Sequen
         errors.JobRefused: sbatch refuses the script.
         errors.Fatal: The job ended before the node was Ready.
     """
-    with host.slurm(settings) as slurm:
+    with slurmaccess.slurm(settings) as slurm:
         job = instance.expected(await slurm.jobs(), settings)
         before = _stamp(settings)
         if job is not None and job.state.is_ending:
@@ -124,7 +124,7 @@ class StartWait:
         self._stamp = stamp
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
-        self._poll = host.JobPoll(slurm, PAUSES)
+        self._poll = slurmaccess.JobPoll(slurm, PAUSES)
         self._announced_at: float | None = None
         self._job: model.Job | None = None
 

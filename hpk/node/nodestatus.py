@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from hpk.kube import quantity
-from hpk.node import host
+from hpk.node import systeminfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +41,7 @@ class NodeFacts:
     """Facts that do not change while the kubelet runs."""
 
     name: str
-    host: host.Host
+    system: systeminfo.SystemInfo
     address: str
     """The InternalIP, at which the API server reaches the kubelet."""
     hostname: str
@@ -104,7 +104,7 @@ def readiness(
 
 def labels(facts: NodeFacts) -> dict[str, str]:
     """Return the labels that the kubelet sets."""
-    arch = facts.host.architecture
+    arch = facts.system.architecture
     return {
         "kubernetes.io/hostname": facts.name,
         "kubernetes.io/os": "linux",
@@ -132,7 +132,7 @@ def resources(facts: NodeFacts, capacity: model.ClusterCapacity) -> dict[str, st
 
 def status(facts: NodeFacts, seen: NodeObservation) -> Object:
     """Return the status to publish; its conditions lack their times (see :func:`status_patch`)."""
-    machine = facts.host
+    machine = facts.system
     made: Object = {
         "conditions": [*_conditions(seen.readiness, seen.disk_pressure), _trouble(seen.trouble)],
         "addresses": [
@@ -147,7 +147,7 @@ def status(facts: NodeFacts, seen: NodeObservation) -> Object:
             "kernelVersion": machine.kernel_version,
             "osImage": machine.os_image,
             "containerRuntimeVersion": f"apptainer://{facts.apptainer_version}",
-            "kubeletVersion": host.KUBELET_VERSION,
+            "kubeletVersion": systeminfo.KUBELET_VERSION,
             "kubeProxyVersion": "",
             "operatingSystem": "linux",
             "architecture": machine.architecture,

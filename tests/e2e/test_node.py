@@ -18,7 +18,7 @@ import pytest
 from hpk import config, jobdir
 from hpk.controlplane import apiserver, layout, plane
 from hpk.kube import client
-from hpk.node import auth, host, lease, node, nodestatus, server
+from hpk.node import auth, lease, node, nodestatus, server, systeminfo
 from hpk.slurm import model
 from tests.fakes import pods as fakes
 from tests.fakes import sessions
@@ -109,7 +109,7 @@ async def _world(state: Path, binaries: dict[str, str]) -> AsyncIterator[World]:
             pods = fakes.FakePods()
             facts = nodestatus.NodeFacts(
                 name="hpk",
-                host=host.read(identity="test"),
+                system=systeminfo.read(identity="test"),
                 address=ours.api_address,
                 hostname="localhost",
                 port=ours.kubelet_port.port,
@@ -158,7 +158,7 @@ async def _the_node_is_ready_and_complete(world: World) -> None:
     """The node authorizer and NodeRestriction let all of it through, and the server keeps it."""
     made = await world.admin.get(NODE)
     assert made["status"]["capacity"]["nvidia.com/gpu"] == "2"
-    assert made["status"]["nodeInfo"]["kubeletVersion"] == host.KUBELET_VERSION
+    assert made["status"]["nodeInfo"]["kubeletVersion"] == systeminfo.KUBELET_VERSION
     assert "example.com/only" in {taint["key"] for taint in made["spec"]["taints"]}
     code, text = await world.ask("wait", "node/hpk", "--for=condition=Ready", "--timeout=300s")
     assert code == 0, text

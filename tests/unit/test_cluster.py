@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 from hpk import cluster, errors
-from hpk.node import host, nodestatus
+from hpk.node import nodestatus, systeminfo
 from hpk.slurm import model
 from tests import background, waiting
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FACTS = nodestatus.NodeFacts(
     name="hpk",
-    host=host.Host(
+    system=systeminfo.SystemInfo(
         machine_id="m", system_uuid="s", boot_id="b", kernel_version="6", os_image="D", architecture="amd64"
     ),
     address="10.0.0.1",

@@ -1,4 +1,7 @@
-"""What all containers of the pod share: addresses, host name, the pod's own files, volumes, images."""
+"""What all containers of the pod share: addresses, host name, the pod's own files, volumes, images.
+
+`PodSandbox.renew_volumes`, `PodSandbox.own_tmpfs` and `PodSandbox.close` run after the first container has started.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from hpk import config, errors, jobdir, kubeconfig
-from hpk.cli import cluster, down, host, main, status, up
+from hpk.cli import cluster, down, main, slurmaccess, status, up
 from hpk.controlplane import ending, ownership, placement, version
 from hpk.slurm import client, runner
 from tests import virtual
@@ -44,7 +44,7 @@ class Stage:
         def slurm(_: config.Settings) -> Iterator[client.Slurm]:
             yield client.Slurm(conversation)
 
-        self._monkeypatch.setattr(host, "slurm", slurm)
+        self._monkeypatch.setattr(slurmaccess, "slurm", slurm)
         return conversation
 
     def see(self, *looks: cluster.Look) -> None:

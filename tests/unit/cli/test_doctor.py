@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import config
-from hpk.cli import doctor, host, reach
+from hpk.cli import doctor, reach, slurmaccess
 from hpk.controlplane import placement
 from hpk.host import probe
 from hpk.slurm import client, runner
@@ -90,7 +90,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     async def is_filtered(name: str) -> bool:
         return name in made.filtered
 
-    monkeypatch.setattr(host, "slurm", slurm)
+    monkeypatch.setattr(slurmaccess, "slurm", slurm)
     monkeypatch.setattr(reach, "is_filtered", is_filtered)
     monkeypatch.setattr(probe, "unreachable", lambda _: {})
     monkeypatch.setattr(placement, "SLOW_SYNC_SECONDS", float("inf"))  # this machine's disk may be busy

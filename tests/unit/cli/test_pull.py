@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import config, errors
-from hpk.cli import host, kubectl, main, pull
+from hpk.cli import kubectl, main, pull, slurmaccess
 from hpk.images import image, store
 from hpk.slurm import client
 from tests.fakes import slurm as fake
@@ -45,7 +45,7 @@ def see(monkeypatch: pytest.MonkeyPatch, site: dict[str, Any]) -> None:
     def slurm(_: config.Settings) -> Iterator[client.Slurm]:
         yield client.Slurm(fake.Conversation(("site", json.dumps(site))))
 
-    monkeypatch.setattr(host, "slurm", slurm)
+    monkeypatch.setattr(slurmaccess, "slurm", slurm)
 
 
 @pytest.mark.parametrize(("site", "place"), [({"subuid": [1, 2], "subgid": [1, 2]}, "images"), ({}, "images/one-id")])

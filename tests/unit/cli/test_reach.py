@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from hpk import config, errors, jobdir, kubeconfig
-from hpk.cli import connect, host, kubectl, reach
+from hpk.cli import connect, kubectl, reach, slurmaccess
 from hpk.host import dial, protocol, tunnel
 from hpk.slurm import client, runner
 from tests.fakes import slurm as fake
@@ -64,7 +64,7 @@ class Stage:
         def slurm(_: config.Settings) -> Iterator[client.Slurm]:
             yield client.Slurm(conversation)
 
-        self._monkeypatch.setattr(host, "slurm", slurm)
+        self._monkeypatch.setattr(slurmaccess, "slurm", slurm)
         return conversation
 
     async def find(self, *script: tuple[str, str | runner.CommandResult | Exception]) -> reach.Way:

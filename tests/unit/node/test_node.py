@@ -9,7 +9,7 @@ import pytest
 
 from hpk import errors
 from hpk.images import store
-from hpk.node import host, node, nodestatus
+from hpk.node import node, nodestatus, systeminfo
 from hpk.slurm import model
 from tests.fakes import kube
 
@@ -44,7 +44,7 @@ class World:
         self.seen = nodestatus.NodeObservation(capacity=capacity())
         self.facts = nodestatus.NodeFacts(
             name="hpk",
-            host=host.Host(
+            system=systeminfo.SystemInfo(
                 machine_id="m",
                 system_uuid="s",
                 boot_id="b",
@@ -276,7 +276,7 @@ async def test_images_are_the_fifty_largest(world: World) -> None:
 
 def test_host_ids_follow_the_cluster_not_the_machine() -> None:
     """The same control plane on another host is the same node."""
-    one, two = host.read(identity="ca"), host.read(identity="ca")
+    one, two = systeminfo.read(identity="ca"), systeminfo.read(identity="ca")
     assert one == two
-    assert one.machine_id != host.read(identity="other").machine_id
+    assert one.machine_id != systeminfo.read(identity="other").machine_id
     assert one.architecture in ("amd64", "arm64") or one.architecture

@@ -14,7 +14,7 @@ KUBELET_VERSION = "v1.37.2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class SystemInfo:
     """The machine, with the fields of ``v1.NodeSystemInfo``."""
 
     machine_id: str
@@ -25,7 +25,7 @@ class Host:
     architecture: str
 
 
-def read(*, identity: str, os_image: str = "") -> Host:
+def read(*, identity: str, os_image: str = "") -> SystemInfo:
     """Return the facts about this machine.
 
     Args:
@@ -34,7 +34,7 @@ def read(*, identity: str, os_image: str = "") -> Host:
         os_image: Override of the distribution's name, such as ``Slurm 24.11 on Debian GNU/Linux 12``.
     """
     lasting = uuid.uuid5(uuid.NAMESPACE_URL, f"hpk:{identity}")
-    return Host(
+    return SystemInfo(
         machine_id=lasting.hex,
         system_uuid=str(lasting),
         boot_id=_read_line("/proc/sys/kernel/random/boot_id"),

@@ -1,4 +1,4 @@
-"""Access to Slurm for commands, through the launcher's gateway or a temporary one."""
+"""Access to Slurm for commands: through the launcher's gateway or a temporary one, and polls of the user's jobs."""
 
 from __future__ import annotations
 
