@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpk.node import host
+from hpk.node import systeminfo
 from hpk.slurm import model, parse
 from tests.fakes import slurm as fake
 
@@ -290,7 +290,7 @@ def test_a_compute_node_has_the_architecture_of_an_equal_host(machine: str, monk
     """Otherwise every pod would be refused: the images would seem to be for another machine."""
     monkeypatch.setattr(platform, "machine", lambda: machine)
     found = parse.architectures(f"NodeName=c1 Arch={machine} CoresPerSocket=4 \n")
-    assert found == {"c1": host.read(identity="x").architecture}
+    assert found == {"c1": systeminfo.read(identity="x").architecture}
 
 
 def test_partitions_names_are_read_from_scontrol() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from hpk import errors
 from hpk.aio import backoff
-from hpk.cli import host
+from hpk.cli import slurmaccess
 
 pytestmark = pytest.mark.virtual_time
 
@@ -30,7 +30,7 @@ async def test_a_slow_answer_is_followed_by_a_pause(fails: bool) -> None:  # noq
         return {}
 
     slurm: Any = SimpleNamespace(jobs=jobs)
-    poll = host.JobPoll(slurm, backoff.BackoffPolicy(first_seconds=2.0, factor=1.0))
+    poll = slurmaccess.JobPoll(slurm, backoff.BackoffPolicy(first_seconds=2.0, factor=1.0))
     while len(asked) < 3:
         await poll.poll()
         await asyncio.sleep(0.1)
