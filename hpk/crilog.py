@@ -19,6 +19,6 @@ def timestamp(at_ns: int) -> bytes:
     return b"%04d-%02d-%02dT%02d:%02d:%02d.%09dZ" % (year, month, day, hour, minute, second, nanoseconds)
 
 
-def head(at_ns: int, stream: str, tag: str = FULL) -> bytes:
-    """Return what comes before an entry's text."""
-    return timestamp(at_ns) + f" {stream} {tag} ".encode()
+def head(stamp: bytes, stream: str, tag: str = FULL) -> bytes:
+    """Return what comes before an entry's text; ``stamp`` is its :func:`timestamp`."""
+    return stamp + f" {stream} {tag} ".encode()

@@ -72,7 +72,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def read_request(connection: socket.socket) -> "tuple[dict[str, Any], bytes] | None":
-    """Return the request's header and payload, or None if the peer went away; raise InvalidRequest."""
+    """Return a request's header and payload, or None if the peer went away; raise InvalidRequest if it is invalid."""
     head = receive(connection, LENGTH.size)
     if len(head) < LENGTH.size:
         return None

@@ -302,4 +302,4 @@ def _read(path: str, offset: int, count: int) -> bytes:
 def _gap() -> bytes:
     """Return an entry that marks a part removed before it was read; it also ends an entry cut off there."""
     text = b"[hpk: the log was rotated before all of it was read here]\n"
-    return b"\n" + crilog.head(time.time_ns(), "stderr") + text
+    return b"\n" + crilog.head(crilog.timestamp(time.time_ns()), "stderr") + text

@@ -31,7 +31,7 @@ class Images:
         if key in self._mounted:
             return
         target = os.path.join(self._directory, str(len(self._mounted)))
-        os.makedirs(target, mode=0o755)
+        os.makedirs(target, mode=0o755, exist_ok=True)  # an attempt may have failed after this
         options = "allow_other,ro,nosuid,nodev" + (f",offset={offset}" if offset else "")
         argv = [SQUASHFUSE, "-o", options, os.path.join(self._source, file), target]
         self._processes[key] = processes.spawn(argv, blocked_signals=processes.STEADFAST)

@@ -34,6 +34,8 @@ class ContainerRunner:
         self._wants_stop = asyncio.Event()
         self._has_changed = asyncio.Event()
         """Whether its image has changed since its last start."""
+        self._is_mounted = True
+        """Whether the image of its last start is mounted, as all are that the pod starts with."""
 
     @property
     def record(self) -> records.ContainerRecord:
@@ -96,18 +98,12 @@ class ContainerRunner:
 
     async def _run_once(self) -> records.Terminated | None:
         """Run it once, from crun to the end of its log; return None if it is stopped before it can start."""
-        begun: runs.ContainerRun | Exception
-        if self._begun is None and self._has_changed.is_set():
-            self._has_changed.clear()
-            self.record["image_id"] = self.plan["image_id"]
-            begun = await starting.mount(self._context, self.plan) or self._begin()
-        else:
-            begun = self._begun or self._begin()
-            self._begun = None
+        begun = self._begun or await self._begin()
+        self._begun = None
         while isinstance(begun, volumes.SubPathFailed):
             if not await self._wait_for_configuration(str(begun)):
                 return None
-            begun = self._begin()
+            begun = await self._begin()
         if isinstance(begun, Exception):
             return self._recorder.failed(str(begun), number=self._number)
         try:
@@ -118,10 +114,18 @@ class ContainerRunner:
                 os.kill(begun.process_id, 9)
             return self._recorder.failed(why, number=self._number)
 
-    def _begin(self, *, neighbour: runs.ContainerRun | None = None) -> runs.ContainerRun | Exception:
+    async def _begin(self, *, neighbour: runs.ContainerRun | None = None) -> runs.ContainerRun | Exception:
         """Start crun for the next run, or return what went wrong: a container's faults are not the agent's."""
+        plan = self.plan  # it may change while its image is mounted
+        if self._has_changed.is_set():
+            self._has_changed.clear()
+            self.record["image_id"] = plan["image_id"]
+            self._is_mounted = False
+        if not self._is_mounted and (failure := await starting.mount(self._context, plan)):
+            return failure
+        self._is_mounted = True
         try:
-            return runs.begin(self._context.box, self.plan, self._number, neighbour=neighbour)
+            return runs.begin(self._context.box, plan, self._number, neighbour=neighbour)
         except (OSError, LookupError, ValueError, TypeError) as error:
             return error
 

@@ -51,7 +51,7 @@ class EphemeralRunner(container.ContainerRunner):
                 return None
         if self._wants_stop.is_set():
             return None
-        return self._begin(neighbour=self._target.run if self._target else None)
+        return await self._begin(neighbour=self._target.run if self._target else None)
 
     async def _wait_for(self, target: container.ContainerRunner) -> None:
         """Wait until the target runs, will not run, or the pod ends; report that it waits."""

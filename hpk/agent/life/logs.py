@@ -42,7 +42,8 @@ class Framer:
 
     def feed(self, data: bytes, *, at_ns: int) -> bytes:
         """Return the lines that are complete with this data."""
-        full, partial = (crilog.head(at_ns, self._stream, tag) for tag in (crilog.FULL, crilog.PARTIAL))
+        stamp = crilog.timestamp(at_ns)
+        full, partial = (crilog.head(stamp, self._stream, tag) for tag in (crilog.FULL, crilog.PARTIAL))
         *lines, rest = (self._rest + data).split(b"\n")
         parts: list[bytes] = []
         for line in lines:
@@ -60,7 +61,7 @@ class Framer:
     def close(self, *, at_ns: int) -> bytes:
         """Return the rest of a stream that ends without a newline, as a partial line."""
         rest, self._rest = self._rest, b""
-        return crilog.head(at_ns, self._stream, crilog.PARTIAL) + rest + b"\n" if rest else b""
+        return crilog.head(crilog.timestamp(at_ns), self._stream, crilog.PARTIAL) + rest + b"\n" if rest else b""
 
 
 class Writer:
@@ -184,7 +185,8 @@ class LogFile:
             lost = self._lost
         if lost:
             text = b"[hpk: %d bytes of log were lost here]\n" % lost
-            self._write((b"\n" if self._is_torn else b"") + crilog.head(time.time_ns(), "stderr") + text)
+            head = crilog.head(crilog.timestamp(time.time_ns()), "stderr")
+            self._write((b"\n" if self._is_torn else b"") + head + text)
             self.add_lost(-lost)
 
     @property

@@ -34,7 +34,7 @@ async def mount(context: podcontext.PodContext, plan: records.ContainerPlan) -> 
         since = time.monotonic()
         try:
             box.images.start(file, offset=offset)
-        except OSError as error:  # no process can be made
+        except OSError as error:  # no process or directory can be made
             return error
         if process := box.images.started(file, offset=offset):
             status = await context.reaper.wait(process, since=since)

@@ -65,3 +65,15 @@ def test_nothing_is_mounted_by_a_program_that_is_not_there(
         mounts.start("good", offset=0)
     mounts.settle()
     mounts.close()
+
+
+def test_an_image_is_mounted_after_its_program_could_not_be_started(
+    mounts: images.Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod may have used all processes for a moment; what the first attempt left is no obstacle."""
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "SQUASHFUSE", "/nowhere")
+        with pytest.raises(FileNotFoundError):
+            mounts.start("good", offset=0)
+    mounts.start("good", offset=0)
+    assert mounts.ready("good", offset=0)

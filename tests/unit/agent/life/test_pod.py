@@ -842,3 +842,63 @@ async def test_a_running_init_container_is_not_restarted_for_a_new_image(bench: 
     (bench.directory / "go").touch()
     await ends(task)
     assert (bench.began, bench.exit_code("i"), bench.exit_code("c")) == (["i", "c"], 0, 0)
+
+
+@pytest.fixture
+def images_(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, asyncio.Event], set[str]]:
+    """The images that were mounted, in order; those whose mount waits for the test; and those that fail once."""
+    mounted, held, failing = ["i"], dict[str, asyncio.Event](), set[str]()
+
+    async def mount(_context: object, plan: Any) -> OSError | None:
+        """Take as long as the test wants."""
+        if plan["image"] in failing:
+            failing.remove(plan["image"])
+            return OSError("no process")
+        if plan["image"] in held:
+            await held[plan["image"]].wait()
+        mounted.append(plan["image"])
+        return None
+
+    def begin(box: object, plan: Any, number: int, *, neighbour: object = None) -> runs.ContainerRun | Exception:
+        """Begin by an image that is there."""
+        assert neighbour is None
+        if plan["image"] not in mounted:
+            raise KeyError((plan["image"], 0))
+        return bench.begin(box, plan, number)
+
+    monkeypatch.setattr(starting, "mount", mount)
+    monkeypatch.setattr(runs, "begin", begin)
+    return mounted, held, failing
+
+
+async def test_an_image_that_changes_while_another_is_mounted_begins_nothing_without_its_own(
+    bench: Bench, images_: tuple[list[str], dict[str, asyncio.Event], set[str]]
+) -> None:
+    """The run begins by the plan whose image was mounted, and is restarted with the newest."""
+    mounted, held, _ = images_
+    held["j"] = asyncio.Event()
+    script = "until test -e $W/go; do sleep 0.01; done"
+    task = bench.start(one("c", script, image="i", image_id="1"))
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
+    bench.pod.add(one("c", script, image="j", image_id="2"))  # type: ignore[arg-type]
+    await waiting.until(lambda: bench.record("c")["state"] == "terminated")
+    bench.pod.add(one("c", "echo new; " + script, image="k", image_id="3"))  # type: ignore[arg-type]
+    held["j"].set()
+    await waiting.until(lambda: b"new" in bench.log("c", 2))
+    (bench.directory / "go").touch()
+    await ends(task)
+    assert (mounted, bench.events("Failed")) == (["i", "j", "k"], [])
+    assert (bench.exit_code("c"), bench.record("c")["image_id"]) == (0, "3")
+
+
+async def test_an_image_that_could_not_be_mounted_is_mounted_for_the_next_run(
+    bench: Bench, images_: tuple[list[str], dict[str, asyncio.Event], set[str]]
+) -> None:
+    """The pod may have used all processes for a moment."""
+    mounted, _, failing = images_
+    failing.add("j")
+    task = bench.start(one("c", "exec sleep 60", image="i", image_id="1"), restart_policy="OnFailure")
+    await waiting.until(lambda: bench.record("c")["state"] == "running")
+    bench.pod.add(one("c", "exit 0", image="j", image_id="2"))  # type: ignore[arg-type]
+    await ends(task)
+    assert (mounted, bench.events("Failed")) == (["i", "j"], ["Error: no process"])
