@@ -66,7 +66,7 @@ class PodDirectory:
         self.script = os.path.join(root, "script.sh")
         self.submission = os.path.join(root, "job.json")
         self.claim = os.path.join(root, "claim")
-        self.wish = os.path.join(root, "end.json")
+        self.end_request = os.path.join(root, "end.json")
         self.report = os.path.join(root, "report.json")
         self.output = os.path.join(root, "job.out")
         self.logs = os.path.join(root, "logs")

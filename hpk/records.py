@@ -325,7 +325,7 @@ class Submission(TypedDict):
     submitted_at: float
 
 
-class Wish(TypedDict):
+class EndRequest(TypedDict):
     """``end.json``: the kubelet's request to end the pod, for an agent that the link does not reach.
 
     The same as the link's Terminate message; a later one may only shorten the grace.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import hpk
 from hpk import jobdir
-from hpk.agent.life import disk, logs, pod, podcontext, reaping, report, signals, supervise, wishes
+from hpk.agent.life import disk, endrequest, logs, pod, podcontext, reaping, report, signals, supervise
 from hpk.agent.serve import sessions, uplink
 from hpk.link import doorbell
 
@@ -71,16 +71,16 @@ async def _run(start: sequence.Start) -> int:
     )
     link.begin()
     sweeper = asyncio.create_task(_sweep(reaper, context.memory.kills), name="sweep")
-    wished = wishes.Wishes(box.places.pod.wish, the_pod, is_connected=lambda: link.is_connected)
-    handlers.on(jobdir.END_SIGNAL, wished.signal)
+    ends = endrequest.EndRequestWatcher(box.places.pod.end_request, the_pod, is_connected=lambda: link.is_connected)
+    handlers.on(jobdir.END_SIGNAL, ends.signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {jobdir.END_SIGNAL})
-    looking = supervise.restarted(wished.watch, name="wishes", on_fault=faulted)
-    wishing = asyncio.create_task(looking, name="wishes")
+    looking = supervise.restarted(ends.watch, name="end request", on_fault=faulted)
+    watching_end = asyncio.create_task(looking, name="end request")
     measure = functools.partial(disk.watch, box, on_exceeded=the_pod.evict)
     measuring = asyncio.create_task(supervise.restarted(measure, name="disk limits", on_fault=faulted), name="disk")
     await life
     measuring.cancel()
-    wishing.cancel()
+    watching_end.cancel()
     reporter.finish()
     context.writer.close()
     cleaning = asyncio.create_task(asyncio.to_thread(_clean, start), name="clean")
@@ -92,7 +92,7 @@ async def _run(start: sequence.Start) -> int:
     await link.close()
     for task in (writing, sweeper):
         task.cancel()
-    await asyncio.gather(writing, sweeper, measuring, wishing, return_exceptions=True)
+    await asyncio.gather(writing, sweeper, measuring, watching_end, return_exceptions=True)
     _say_stages(start)
     return report.exit_code(reporter, start.plan, is_heard=is_heard)
 
@@ -127,7 +127,7 @@ async def _link(
         endpoint_file=start.box.places.endpoint,
     )
     handlers = module.Handlers(
-        terminate=lambda wish: the_pod.end(wish.reason, message=wish.message, grace_seconds=wish.grace_seconds),
+        terminate=lambda asked: the_pod.end(asked.reason, message=asked.message, grace_seconds=asked.grace_seconds),
         serve=sessions.Server(context, the_pod).serve,
         start=the_pod.add,
         renew=start.box.renew_volumes,

@@ -1,4 +1,4 @@
-"""The agent's steps from the job script to the first container, and then its event loop.
+"""The agent's way from the job script to the first container, and then its event loop.
 
 Every import above :func:`main` delays each pod's start (`hpk.agent.boot`).
 """

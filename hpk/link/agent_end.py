@@ -110,12 +110,12 @@ class AgentSessions:
         self._serve = serve
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def open(self, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
+    def open(self, dial: Callable[[], Any], opening: link_pb2.Open) -> None:
         """Start the session that the kubelet requests, over a call that `dial` makes."""
         heap.keep_what_is_freed()
-        task = asyncio.create_task(self._run(dial, wish), name=f"session {wish.session}")
-        self._tasks[wish.session] = task
-        task.add_done_callback(lambda _: self._tasks.pop(wish.session, None))
+        task = asyncio.create_task(self._run(dial, opening), name=f"session {opening.session}")
+        self._tasks[opening.session] = task
+        task.add_done_callback(lambda _: self._tasks.pop(opening.session, None))
 
     def abandon(self, session: str) -> None:
         """Cancel a session: its client is gone."""
@@ -131,12 +131,12 @@ class AgentSessions:
         """Cancel all sessions: the connection is lost."""
         await aiotasks.cancel(*self._tasks.values())
 
-    async def _run(self, dial: Callable[[], Any], wish: link_pb2.Open) -> None:
+    async def _run(self, dial: Callable[[], Any], opening: link_pb2.Open) -> None:
         call = dial()
         gone = asyncio.Event()
         call.add_done_callback(lambda _: gone.set())
         waiting = asyncio.create_task(gone.wait())
-        work = asyncio.create_task(self._work(call, wish, AgentSession(call, piece_bytes=self._piece_bytes)))
+        work = asyncio.create_task(self._work(call, opening, AgentSession(call, piece_bytes=self._piece_bytes)))
         try:
             await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -148,15 +148,15 @@ class AgentSessions:
     def _piece_bytes(self) -> int:
         return max(_LEAST_PIECE, min(sessions.CHUNK, _MOST_ON_THE_WAY // max(1, len(self._tasks))))
 
-    async def _work(self, call: Any, wish: link_pb2.Open, session: AgentSession) -> None:
+    async def _work(self, call: Any, opening: link_pb2.Open, session: AgentSession) -> None:
         try:
-            await call.write(link_pb2.FromAgent(session=wish.session))
-            await session.end(await self._ended(wish, session))
+            await call.write(link_pb2.FromAgent(session=opening.session))
+            await session.end(await self._ended(opening, session))
         except (Gone, grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             call.cancel()
 
-    async def _ended(self, wish: link_pb2.Open, session: AgentSession) -> sessions.Ended:
-        request = wire.request(wish)
+    async def _ended(self, opening: link_pb2.Open, session: AgentSession) -> sessions.Ended:
+        request = wire.request(opening)
         if request is None:
             return sessions.Ended(error="the pod's agent is older than this kind of session", reason="NotSupported")
         if len(self._tasks) > MOST:

@@ -202,9 +202,9 @@ class LinkClient:
             self._acknowledged = max(self._acknowledged, message.received.sequence)
             self._heard.set()
         elif kind == "terminate":
-            wish = message.terminate
+            request = message.terminate
             self._handlers.terminate(
-                Terminate(grace_seconds=wish.grace_seconds, reason=wish.reason, message=wish.message)
+                Terminate(grace_seconds=request.grace_seconds, reason=request.reason, message=request.message)
             )
         elif kind == "start":
             self._handlers.start(_loads(message.start.json))

@@ -31,7 +31,7 @@ MOST_FOR_POD = 256
 """Sessions of one pod at a time: its agent has few descriptors and needs a process for each."""
 MOST = 512
 """Sessions of all pods at a time: each may hold two megabytes of the control plane's memory."""
-MOST_WISHES = 2 * MOST_FOR_POD + 16
+MOST_MESSAGES = 2 * MOST_FOR_POD + 16
 """Messages that may wait for one agent. More are refused, because it does not read; its next report ends its stream."""
 NEEDED_PROTOCOL = 2
 LOST = sessions.Ended(error="the connection to the pod's agent was lost", reason="LinkLost")
@@ -42,7 +42,7 @@ class AgentStream:
 
     def __init__(self, hello: link_pb2.Hello) -> None:
         self.hello = hello
-        self.outbox: asyncio.Queue[link_pb2.KubeletMessage | None] = asyncio.Queue(MOST_WISHES)
+        self.outbox: asyncio.Queue[link_pb2.KubeletMessage | None] = asyncio.Queue(MOST_MESSAGES)
 
     def put(self, message: link_pb2.KubeletMessage | None) -> bool:
         """Queue a message, or None to end the stream; return whether there was room."""

@@ -113,8 +113,8 @@ class LinkServer:
     def terminate(self, uid: str, *, grace_seconds: float, reason: str = "Deleted", message: str = "") -> bool:
         """Tell a pod's agent to end the pod, perhaps again with a shorter grace; return whether it is connected."""
         stream = self._streams.get(uid)
-        wish = link_pb2.Terminate(grace_seconds=grace_seconds, reason=reason, message=message)
-        return stream is not None and stream.put(link_pb2.KubeletMessage(terminate=wish))
+        request = link_pb2.Terminate(grace_seconds=grace_seconds, reason=reason, message=message)
+        return stream is not None and stream.put(link_pb2.KubeletMessage(terminate=request))
 
     def start_container(self, uid: str, plan: records.ContainerPlan) -> None:
         """Tell a pod's agent to start an ephemeral container, or to give another a new image; may be repeated.

@@ -1,6 +1,6 @@
 """Sessions' requests and events as messages of the link, and back; pure.
 
-Reports and wishes need no conversion: `client` and `server` use `link_pb2` for them.
+Reports and requests need no conversion: `client` and `server` use `link_pb2` for them.
 """
 
 from __future__ import annotations

@@ -132,5 +132,5 @@ class Allocator(Protocol):
     def forget(self, allocation: Allocation) -> None:
         """Stop watching the allocation."""
 
-    def hurry(self, *, after_seconds: float = 0.0) -> None:
+    def ask_soon(self, *, after_seconds: float = 0.0) -> None:
         """Query Slurm within this time, because something may have changed."""

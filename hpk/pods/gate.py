@@ -3,8 +3,9 @@
 A lane is open or closed like a gate: an open lane lets pods through, and a circuit breaker in that state is called
 closed. A breaker's half-open state is a lane whose pause is over, which lets one pod try.
 
-A pod passes lanes: one for its controller's pods with the same request, where a permanent refusal of one counts for
-all; one for how those pods fare, where several that fail at once count; one for all pods under the same limits.
+A pod passes lanes: one for its controller's pods with the same flags and request, where a permanent refusal of one
+counts for all; one for how those pods fare, where several that fail at once count; one for all pods under the same
+limits.
 
 ::
 

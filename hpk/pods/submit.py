@@ -120,7 +120,7 @@ class JobPerPod:
         """Cancel the job, or only if it is still queued; never another job with the same id."""
         if await self._has_number(allocation):
             await self._slurm.cancel(allocation.job_id, only_pending=only_queued)
-            self.hurry()
+            self.ask_soon()
 
     async def _has_number(self, allocation: allocations.Allocation) -> bool:
         """Return whether the id is the allocation's job's, according to sbatch or the newest snapshot."""
@@ -174,7 +174,7 @@ class JobPerPod:
         if stop := self._stops.pop(allocation, None):
             stop()
 
-    def hurry(self, *, after_seconds: float = 0.0) -> None:
+    def ask_soon(self, *, after_seconds: float = 0.0) -> None:
         """Make the poller query Slurm within this time."""
         self._jobs.ask_soon(after_seconds=after_seconds)
 

@@ -112,7 +112,7 @@ class Tenancy:
 
     def ask_soon(self, seconds: float) -> None:
         """Query Slurm for the job within this time."""
-        self._s.allocator.hurry(after_seconds=seconds)
+        self._s.allocator.ask_soon(after_seconds=seconds)
 
     async def release(self, *, only_queued: bool = False) -> None:
         """Cancel the job, or only if it is still queued."""

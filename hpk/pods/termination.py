@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger(__name__)
 
 UNHEARD_SECONDS = 60.0
-"""What an agent that is not connected may take beyond the grace: it may need half a minute to notice, and its wish file
-passes through the caches of a shared file system."""
+"""What an agent that is not connected may take beyond the grace: it may need half a minute to notice, and the request's
+file passes through the caches of a shared file system."""
 OFF_LINE_LOOK_SECONDS = 3.0
 """How often a pod that must end is checked while its agent is not connected or accepts no messages."""
 
@@ -37,7 +37,7 @@ class Termination:
         self.cancel_at: float | None = None
         self.has_overrun = False
         self._asked: float | None = None  # the grace in the last message to the agent
-        self._wished: float | None = None  # the grace in the last wish file
+        self._left_grace: float | None = None  # the grace in the last request file
 
     async def advance(self, grace: float, reason: str) -> float:
         """Make the pod end within the grace; return the seconds until the next check.
@@ -79,20 +79,20 @@ class Termination:
     async def _wish(self, grace: float, reason: str) -> None:
         """Ask an agent that is not connected by a file; cancel a queued job, which has no agent, at once."""
         self._asked = None  # the message may be lost: a connection breaks some time before it is seen to end
-        if self._wished is not None and grace >= self._wished:
+        if self._left_grace is not None and grace >= self._left_grace:
             return
         began_at = self._now()
         await self._leave(grace, reason)  # before Slurm is asked, which may not answer
         await self._tenancy.release(only_queued=True)
-        self._wished = grace
+        self._left_grace = grace
         is_forced = grace <= life.FORCED_GRACE_SECONDS
         self.cancel_at = began_at + (0.0 if is_forced else grace + UNHEARD_SECONDS)
 
     async def _leave(self, grace: float, reason: str) -> None:
-        """Write the wish file; if the disk is full, signal the job."""
-        wish: records.Wish = {"grace_seconds": grace, "reason": reason, "message": ""}
+        """Write the request file; if the disk is full, signal the job."""
+        request: records.EndRequest = {"grace_seconds": grace, "reason": reason, "message": ""}
         try:
-            await asyncio.to_thread(jobdir.write_json, self._s.state.pod(self._uid).wish, wish)
+            await asyncio.to_thread(jobdir.write_json, self._s.state.pod(self._uid).end_request, request)
         except OSError as error:
             LOG.warning("Cannot write the file that asks a pod's agent to end it", uid=self._uid, error=str(error))
             await self._tenancy.ask_to_end()

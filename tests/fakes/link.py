@@ -82,7 +82,7 @@ class Kubelet:
         self.endpoint = directory / "endpoint.json"
         self.heard: list[tuple[str, Any]] = []
         self.news = asyncio.Event()
-        self.wishes: asyncio.Queue[client.Terminate] = asyncio.Queue()
+        self.terminations: asyncio.Queue[client.Terminate] = asyncio.Queue()
         self.starts: asyncio.Queue[Any] = asyncio.Queue()
         self.renewals: asyncio.Queue[Any] = asyncio.Queue()
         self.server: server.LinkServer
@@ -127,7 +127,7 @@ class Kubelet:
             endpoint_file=str(self.endpoint),
         )
         handlers = client.Handlers(
-            terminate=self.wishes.put_nowait,
+            terminate=self.terminations.put_nowait,
             serve=serve,
             start=self.starts.put_nowait,
             renew=self.renewals.put_nowait,

@@ -115,7 +115,7 @@ class FakeAllocator:
     def forget(self, allocation: allocations.Allocation) -> None:
         self._watches.pop(allocation.job_id, None)
 
-    def hurry(self, *, after_seconds: float = 0.0) -> None:
+    def ask_soon(self, *, after_seconds: float = 0.0) -> None:
         pass
 
     def say(self, job_id: str, **state: Any) -> None:

@@ -61,7 +61,7 @@ async def test_the_kubelet_can_end_a_pod(kubelet: link.Kubelet) -> None:
     await kubelet.until(("connected", "pod-1"))
     assert kubelet.server.terminate("pod-1", grace_seconds=5.5, reason="Deleted", message="bye")
     async with asyncio.timeout(link.TIMEOUT):
-        wish = await kubelet.wishes.get()
+        wish = await kubelet.terminations.get()
     assert wish == client.Terminate(grace_seconds=5.5, reason="Deleted", message="bye")
 
 
@@ -143,7 +143,7 @@ async def test_a_new_stream_of_a_pod_replaces_the_old(kubelet: link.Kubelet) -> 
     await first.close()
     assert kubelet.server.terminate("pod-1", grace_seconds=1)
     async with asyncio.timeout(link.TIMEOUT):
-        await kubelet.wishes.get()
+        await kubelet.terminations.get()
     assert ("disconnected", "pod-1") not in kubelet.heard
 
 
@@ -151,7 +151,7 @@ async def test_an_agent_that_does_not_read_loses_its_stream(
     kubelet: link.Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the stream would stay open, and nobody would take its reports."""
-    monkeypatch.setattr(kubelet_end, "MOST_WISHES", 4)
+    monkeypatch.setattr(kubelet_end, "MOST_MESSAGES", 4)
     volumes: Any = [{"name": "v" * 100_000}]
     certificate, key = link.authority().issue("pod-1")
     credentials = grpc.ssl_channel_credentials(link.authority().pem, key, certificate)

@@ -724,7 +724,7 @@ async def off_the_line(world: path.World) -> str:
 
 def wish(world: path.World, uid: str) -> Any:
     """What was left for the pod's agent."""
-    return jobdir.read_json(world.state.pod(uid).wish)
+    return jobdir.read_json(world.state.pod(uid).end_request)
 
 
 async def test_a_deleted_pod_keeps_its_grace_though_its_agent_is_off_the_line(world: path.World) -> None:
@@ -935,7 +935,7 @@ async def test_slurm_is_asked_for_a_silent_agents_job_though_the_api_server_is_a
     """Else its end would be known, and its place given on, only when the API server is back."""
     uid = await running(world)
     asked: list[float] = []
-    monkeypatch.setattr(world.allocator, "hurry", lambda *, after_seconds=0.0: asked.append(after_seconds))
+    monkeypatch.setattr(world.allocator, "ask_soon", lambda *, after_seconds=0.0: asked.append(after_seconds))
 
     async def patch(*_: Any, **__: Any) -> Any:
         raise errors.ApiUnavailable("connection refused")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpk import jobdir
-from hpk.agent.life import wishes
+from hpk.agent.life import endrequest
 from tests import background
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Bench:
         self.asked = 0
         self.ended: list[tuple[str, float | None]] = []
         self.news = asyncio.Event()
-        self.wishes = wishes.Wishes(self.path, self, is_connected=self._connected)
+        self.requests = endrequest.EndRequestWatcher(self.path, self, is_connected=self._connected)
 
     def _connected(self) -> bool:
         self.asked += 1
@@ -39,7 +39,7 @@ class Bench:
         self.ended.append((reason, grace_seconds))
         self.news.set()
 
-    def wish(self, grace: float) -> None:
+    def ask(self, grace: float) -> None:
         """The kubelet leaves one."""
         jobdir.write_json(self.path, {"grace_seconds": grace, "reason": "Deleted", "message": ""})
 
@@ -55,14 +55,14 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     """A pod whose agent looks."""
     made = Bench(tmp_path)
-    task = asyncio.create_task(made.wishes.watch())
+    task = asyncio.create_task(made.requests.watch())
     yield made
     await background.end(task)
 
 
 async def test_a_wish_is_found_while_the_kubelet_is_away(bench: Bench) -> None:
     """Within its grace, not the pod's own."""
-    bench.wish(600)
+    bench.ask(600)
     await bench.until(lambda: bench.ended)
     assert bench.ended[0] == ("Deleted", 600.0)
 
@@ -70,7 +70,7 @@ async def test_a_wish_is_found_while_the_kubelet_is_away(bench: Bench) -> None:
 async def test_a_connected_agent_does_not_look(bench: Bench) -> None:
     """The shared file system has better things to do: the link brings it."""
     bench.is_connected = True
-    bench.wish(600)
+    bench.ask(600)
     await bench.until(lambda: bench.asked > 2)
     assert bench.ended == []
 
@@ -83,6 +83,6 @@ async def test_a_signal_alone_ends_the_pod_within_its_own_grace(
     bench.is_connected = True
     if content is not None:
         jobdir.write_bytes(bench.path, content)
-    bench.wishes.signal()
+    bench.requests.signal()
     await bench.until(lambda: bench.ended)
     assert bench.ended == [("Deleted", grace)]

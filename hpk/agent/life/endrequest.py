@@ -19,17 +19,17 @@ LOOK_SECONDS = 2.0
 """How often a disconnected agent looks; a connected one does not."""
 
 
-class WishTarget(Protocol):
+class EndTarget(Protocol):
     """The pod."""
 
     def end(self, reason: str, *, message: str = "", grace_seconds: float | None = None) -> None:
         """End it; later calls may only shorten the grace."""
 
 
-class Wishes:
+class EndRequestWatcher:
     """Looks for the kubelet's request, and ends the pod."""
 
-    def __init__(self, path: str, pod: WishTarget, *, is_connected: Callable[[], bool]) -> None:
+    def __init__(self, path: str, pod: EndTarget, *, is_connected: Callable[[], bool]) -> None:
         self._path, self._pod, self._is_connected = path, pod, is_connected
         self._is_signalled = asyncio.Event()
 
@@ -45,8 +45,8 @@ class Wishes:
             self._is_signalled.clear()
             if not is_signalled and self._is_connected():
                 continue
-            wish: records.Wish | None = await asyncio.to_thread(jobdir.peek_json, self._path)
-            if wish is not None:
-                self._pod.end(wish["reason"], message=wish["message"], grace_seconds=wish["grace_seconds"])
+            request: records.EndRequest | None = await asyncio.to_thread(jobdir.peek_json, self._path)
+            if request is not None:
+                self._pod.end(request["reason"], message=request["message"], grace_seconds=request["grace_seconds"])
             elif is_signalled:
                 self._pod.end("Deleted")
