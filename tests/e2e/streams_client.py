@@ -141,6 +141,7 @@ def many() -> Any:
         session.run_forever(timeout=60)
         return f"{line} {session.returncode}"
 
+    api()  # the client tells its threads of a CA's temporary file before it is written (_create_temp_file_with_content)
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
         sessions = list(pool.map(begin, range(SESSIONS)))
         return list(pool.map(end, enumerate(sessions)))

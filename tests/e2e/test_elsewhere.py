@@ -60,7 +60,7 @@ def test_a_partition_of_another_architecture_is_refused_by_name(room: conftest.N
         "{name: other}", "{name: other, annotations: {slurm.hpk.io/flags: --partition=gpu}}"
     )
     with pytest.raises(
-        cluster.Failed, match=r"the images here are linux/amd64.*the nodes of partition gpu are linux/i686"
+        cluster.Failed, match=r"the images here are linux/amd64.*the nodes of partition gpu are linux/386"
     ):
         room.apply(other)
     room.apply(other.replace("--partition=gpu", "--nodelist=c1"))
