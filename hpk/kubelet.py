@@ -15,7 +15,7 @@ from hpk.images import collect, store, uses
 from hpk.kube import client, informer
 from hpk.link import doorbell, wire
 from hpk.link import server as link_server
-from hpk.network import addresses, sandbox
+from hpk.network import ipam, sandbox
 from hpk.node import auth, configz, imagefs, node, nodestatus
 from hpk.node import server as node_server
 from hpk.pods import agents, events, gate, prepare, review, services, statuswriter, submit, translate, watch, worker
@@ -186,7 +186,7 @@ class Kubelet:
             recorder=self.recorder,
             site=where,
             launcher=launcher,
-            addresses=addresses.Addresses(settings.pod_cidr, pods=lambda: self.pods.informer.objects),
+            addresses=ipam.Addresses(settings.pod_cidr, pods=lambda: self.pods.informer.objects),
             state=settings.directory,
         )
 

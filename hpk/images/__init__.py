@@ -1,1 +1,1 @@
-"""Images: from the reference in a pod to a local squashfs file and its config."""
+"""Images: from the reference in a pod to a squashfs file and its config; in the kubelet, and in ``hpk pull``."""

@@ -1,1 +1,1 @@
-"""Network modes: the site's choices, and starting a pod's sandbox in one."""
+"""The network modes of pods, in the kubelet: what the site supports, the addresses, the command of a sandbox."""

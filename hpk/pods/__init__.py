@@ -1,4 +1,4 @@
-"""The path of a pod: watch, admit, translate, script, submit, observe, status, report.
+"""The path of a pod in the kubelet, in the control plane's job; nothing of it runs in a pod's own job.
 
-Read ``worker.py`` first: its ``sync`` is the whole path, and each module beside it is one step.
+Read ``worker.py`` first: its ``sync`` observes, decides (``life.py``), acts and tells, once for each round.
 """

@@ -3,7 +3,7 @@
 ::
 
     WAITING ──► QUEUED ──► RUNNING                     docs/architecture.md describes the states and
-       │           └───────────┴──► ENDING, ENDED      draws every arrow; pod_workers.go draws the
+       │           └───────────┴──► ENDING, ENDED      draws the arrows; pod_workers.go draws the
        └──► OVER ◄──── why it ended is known ──┘       kubelet's own
               └── the status is written ──► CLOSED ── the job has ended ──► its secrets are removed
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hpk.images import image as images
     from hpk.images import store
     from hpk.kube import client, v1
-    from hpk.network import addresses, sandbox
+    from hpk.network import ipam, sandbox
     from hpk.pods import events
 
 PULL_PAUSES = backoff.BackoffPolicy(first_seconds=10.0, cap_seconds=300.0)
@@ -94,7 +94,7 @@ class Preparer:
         recorder: events.EventRecorder,
         site: translate.Site,
         launcher: sandbox.SandboxCommands,
-        addresses: addresses.Addresses,
+        addresses: ipam.Addresses,
         state: jobdir.StateDirectory,
         clock: clocks.Clock = clocks.SYSTEM,
     ) -> None:

@@ -1,4 +1,4 @@
-"""A user's sbatch flags, from an annotation or a setting, read as a shell would read them; pure."""
+"""A user's sbatch flags, from an annotation or a setting: read as a shell reads them, refused or merged; pure."""
 
 from __future__ import annotations
 

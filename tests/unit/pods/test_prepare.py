@@ -14,7 +14,7 @@ import pytest
 from hpk import config, errors
 from hpk.images import image as images
 from hpk.kube import v1
-from hpk.network import addresses, sandbox
+from hpk.network import ipam, sandbox
 from hpk.pods import admit, prepare, translate
 from hpk.slurm import parse
 from hpk.volumes import sources
@@ -87,7 +87,7 @@ class World:
             site=site,
             launcher=sandbox.SandboxCommands(settings),
             state=settings.directory,
-            addresses=addresses.Addresses("10.244.0.0/16", pods=dict),
+            addresses=ipam.Addresses("10.244.0.0/16", pods=dict),
         )
         self.attempts = prepare.Attempts()
 

@@ -1,4 +1,4 @@
-"""Pod addresses in network mode ``overlay``: unique within the pods' network."""
+"""Chooses the pods' addresses in network mode ``overlay``, in the kubelet: unique within ``HPK_POD_CIDR``."""
 
 from __future__ import annotations
 
