@@ -84,14 +84,9 @@ class AgentSession:
     async def _read(self) -> sessions.Data | sessions.Closed | Resize | None:
         try:
             while isinstance(message := await self._call.read(), sessions.Data | link_pb2.ToAgent):
-                if isinstance(message, sessions.Data):
-                    return message
-                kind = message.WhichOneof("kind")
-                if kind == "data":
-                    return sessions.Data(message.data.channel, message.data.data)
-                if kind == "closed":
-                    return sessions.Closed(message.closed.channel)
-                if kind == "resize":
+                if (found := wire.channel_event(message)) is not None:
+                    return found
+                if isinstance(message, link_pb2.ToAgent) and message.WhichOneof("kind") == "resize":
                     return Resize(message.resize.width, message.resize.height)
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, asyncio.CancelledError):
             pass  # gRPC's ways to say that the call is over

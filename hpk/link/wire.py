@@ -142,18 +142,25 @@ def from_agent(event: sessions.Event) -> sessions.Data | link_pb2.FromAgent:
 
 def event(message: sessions.Data | link_pb2.FromAgent) -> sessions.Event | None:
     """Return the event in a message; None for an unknown kind."""
+    if (found := channel_event(message)) is not None:
+        return found
+    if isinstance(message, link_pb2.FromAgent) and message.WhichOneof("kind") == "ended":
+        ended = message.ended
+        exit_code = ended.exit_code if ended.HasField("exit_code") else None
+        return sessions.Ended(exit_code=exit_code, error=ended.error, reason=ended.reason)
+    return None
+
+
+def channel_event(
+    message: sessions.Data | link_pb2.FromAgent | link_pb2.ToAgent,
+) -> sessions.Data | sessions.Closed | None:
+    """Return a channel's data or end, in either direction; None for another kind."""
     if isinstance(message, sessions.Data):
         return message
     kind = message.WhichOneof("kind")
     if kind == "data":
         return sessions.Data(message.data.channel, message.data.data)
-    if kind == "closed":
-        return sessions.Closed(message.closed.channel)
-    if kind == "ended":
-        ended = message.ended
-        exit_code = ended.exit_code if ended.HasField("exit_code") else None
-        return sessions.Ended(exit_code=exit_code, error=ended.error, reason=ended.reason)
-    return None
+    return sessions.Closed(message.closed.channel) if kind == "closed" else None
 
 
 def _streams(request: sessions.Exec | sessions.Attach) -> link_pb2.Streams:
